@@ -105,7 +105,7 @@ pub fn free_portal() -> Result<SocketAddr> {
 /// Fails if the guest's kernel logged an I/O error, a hung task or a similar problem.
 pub fn kernel_is_content(guest: &mut Guest) -> Result<()> {
     const COMPLAINTS: &str = "I/O error|critical|blocked for more|Call Trace|BUG:|WARNING:|Sense Key|timed out|abort|host reset|bus reset|EXT4-fs error|Buffer I/O";
-    let output = guest.run(&format!("dmesg | grep -E '{COMPLAINTS}'"))?;
+    let output = guest.run(&format!("dmesg | grep -B 4 -A 8 -E '{COMPLAINTS}'"))?;
     ensure!(
         output.stdout.is_empty(),
         "the guest's kernel complains:\n{}",

@@ -14,6 +14,12 @@ use vm::{DestinationDies, Moment};
 
 #[path = "migration/deaths.rs"]
 mod deaths;
+#[path = "migration/growth.rs"]
+mod growth;
+#[path = "migration/marks.rs"]
+mod marks;
+
+use growth::Resources;
 
 /// Guest with a virtio-blk disk for each of `rings`, at the first sockets, and a virtio-scsi controller at the last socket. The rings of the
 /// controller are split, because QEMU offers no packed ones for it.
@@ -27,6 +33,46 @@ fn machine(sockets: &[PathBuf], rings: &[&str]) -> GuestBuilder {
         None => guest,
     }
 }
+
+/// Both sides of the migrations of a guest.
+struct Sides {
+    sockets: [Vec<PathBuf>; 2],
+    rings: &'static [&'static str],
+    /// The guest has a plugged memory module.
+    has_module: bool,
+}
+
+impl Sides {
+    fn new(sockets: [Vec<PathBuf>; 2], rings: &'static [&'static str]) -> Sides {
+        Sides {
+            sockets,
+            rings,
+            has_module: false,
+        }
+    }
+
+    /// Returns the machine of a side for the start of the guest.
+    fn machine(&self, side: usize) -> GuestBuilder {
+        let machine = machine(&self.sockets[side], self.rings);
+        match self.has_module {
+            true => machine.pluggable_memory_mib(512),
+            false => machine,
+        }
+    }
+
+    /// Returns the machine of a side as the destination of a migration.
+    fn destination(&self, side: usize) -> GuestBuilder {
+        let machine = self.machine(side);
+        match self.has_module {
+            true => machine.plugged_memory(MODULE, MODULE_MIB),
+            false => machine,
+        }
+    }
+}
+
+/// Memory module of a guest.
+const MODULE: &str = "module";
+const MODULE_MIB: u64 = 128;
 
 const DISKS: [&str; 2] = ["vda", "sda"];
 const LIMIT: Duration = Duration::from_secs(30);
@@ -58,39 +104,41 @@ fn migrations() -> usize {
     wanted.unwrap_or(ROUND).next_multiple_of(ROUND)
 }
 
-/// Descriptors and resident KiB of a daemon.
-fn resources(rig: &mut Rig) -> Result<(usize, u64)> {
-    let process = rig.daemon.process().id();
-    let descriptors = std::fs::read_dir(format!("/proc/{process}/fd"))?.count();
-    let status = std::fs::read_to_string(format!("/proc/{process}/status"))?;
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
-    let resident = line.and_then(|line| line.split_whitespace().next()?.parse().ok());
-    Ok((descriptors, resident.context("no VmRSS")?))
-}
-
-/// Migrates a guest back and forth under verifying loads on these disks. The daemons do not grow.
+/// Migrates a guest back and forth under verifying loads on these disks. The daemons do not grow. Calls `last` with the guest in its first
+/// place, before the last verification.
 fn migrates(
     guest: &mut Guest,
-    sides: &[Vec<PathBuf>; 2],
-    rings: &[&str],
+    sides: &Sides,
     disks: &[&str],
     rigs: &mut [&mut Rig],
+    last: impl FnOnce(&mut Guest) -> Result<()>,
 ) -> Result<()> {
     let count = migrations();
-    let (mut after_first_round, mut downtimes) = (Vec::new(), Vec::new());
+    let (mut before, mut downtimes, mut last) = (Vec::new(), Vec::new(), Some(last));
     for round in 0..count / ROUND {
         let loads = Loads::start(guest, disks, round as u32 + 2)?;
         for number in 0..ROUND {
+            let to = sides.destination((number + 1) % 2);
             // Each variant once in a round.
-            let capabilities: &[&str] = match number {
-                1 => &["multifd"],
-                2 => &["auto-converge"],
-                _ => &[],
-            };
-            let to = machine(&sides[(number + 1) % 2], rings);
-            let migration = guest.migrate_with(&to, capabilities)?;
-            println!("{disks:?}, {capabilities:?}: {migration:?}");
+            let migration = match number {
+                1 => guest.migrate_with(&to, &["multifd"]),
+                2 => guest.migrate_with(&to, &["auto-converge"]),
+                3 => guest.migrate_as_libvirt(&to),
+                _ => guest.migrate(&to),
+            }?;
+            println!("{disks:?}, variant {number}: {migration:?}");
             downtimes.push(migration.downtime);
+            // Each side was the source and the destination once.
+            if before.is_empty() && number % 2 == 1 {
+                connected_once(sides, rigs)?;
+                before = rigs.iter_mut().map(|rig| Resources::of(rig)).collect();
+            }
+        }
+        if downtimes.len() == count {
+            for (rig, before) in rigs.iter_mut().zip(before.drain(..)) {
+                before?.ensure_no_growth(rig)?;
+            }
+            last.take().map_or(Ok(()), |last| last(guest))?;
         }
         if let Err(error) = loads.verify(guest) {
             for rig in rigs.iter_mut() {
@@ -100,23 +148,13 @@ fn migrates(
             }
             return Err(error);
         }
-        if round == 0 {
-            after_first_round = rigs.iter_mut().map(|rig| resources(rig)).collect();
-        }
     }
     kernel_is_content(guest)?;
     downtimes.sort_unstable();
     let quantile = |percent: usize| downtimes[(count - 1) * percent / 100];
     let (p50, p99) = (quantile(50), quantile(99));
     println!("{disks:?}: {count} migrations, downtime p50 {p50:?}, p99 {p99:?}");
-    for (rig, before) in rigs.iter_mut().zip(after_first_round) {
-        let (before, after) = (before?, resources(rig)?);
-        println!("{disks:?}: descriptors and KiB: {before:?}, {after:?}");
-        ensure!(after.0 <= before.0 + 4, "descriptors: {before:?} {after:?}");
-        ensure!(
-            after.1 <= before.1 + 16 * 1024,
-            "memory: {before:?} {after:?}"
-        );
+    for rig in rigs {
         let status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
         let exports = status["exports"].as_array().context("exports")?;
         let stops = exports
@@ -129,6 +167,23 @@ fn migrates(
         ensure!(stops.len() >= 2, "{status}");
     }
     Ok(())
+}
+
+/// Waits until the daemons have no other sessions than those of the guest.
+fn connected_once(sides: &Sides, rigs: &[&mut Rig]) -> Result<()> {
+    let connected = |rig: &Rig| -> Result<usize> {
+        let exports = exports_of_guests(rig)?;
+        let connected = exports.iter().filter(|export| export["connected"] == true);
+        Ok(connected.count())
+    };
+    let is_once = || {
+        let count = rigs
+            .iter()
+            .map(|rig| connected(rig).ok())
+            .sum::<Option<_>>();
+        (count == Some(sides.sockets[0].len())).then_some(())
+    };
+    vm::wait_until(LIMIT, is_once).context("sessions of earlier front ends remain")
 }
 
 /// Option of a second export.
@@ -146,23 +201,74 @@ fn guest_migrates_between_exports_of_one_daemon() -> Result<()> {
         let mut daemon = daemon.disk("d=file:d.raw").disk("s=file:s.raw");
         for side in 0..2 {
             let (blk, scsi) = (format!("b{side}"), format!("c{side}"));
+            let socket = scratch.socket(&format!("{scsi}.sock"));
+            let controller = format!("{scsi}:{},nexus=guest", socket.display());
             daemon = daemon
                 .arguments(["--vhost-blk", &export(scratch, "d", &blk)])
-                .vhost_scsi(&scsi)
+                .arguments(["--vhost-scsi", &controller])
                 .lun(&format!("{scsi}/0:0=s"));
         }
         Ok(daemon.arguments(["--workers", "2"]))
     })?;
     let sides = [["b0", "c0"], ["b1", "c1"]];
     let sides = sides.map(|names| names.map(|name| rig.socket(name)).to_vec());
-    let rings = ["packed=off"];
-    let mut guest = machine(&sides[0], &rings).boot()?;
+    let sides = Sides {
+        has_module: true,
+        ..Sides::new(sides, &["packed=off"])
+    };
+    let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
-    migrates(&mut guest, &sides, &rings, &DISKS, &mut [&mut rig])?;
+    plug_module(&mut guest)?;
+    let reserve = "sg_persist -n -o -G -S 0x7 /dev/sda && sg_persist -n -o -R -K 0x7 -T 3 /dev/sda";
+    guest.ok(reserve)?;
+    let file = rig.scratch.file("guest.state");
+    migrates(&mut guest, &sides, &DISKS, &mut [&mut rig], |guest| {
+        guest.save_to(&file)?;
+        guest.restore_from(&sides.destination(1), &file)
+    })?;
+    let reservation = guest.ok("sg_persist -n -k /dev/sda && sg_persist -n -r /dev/sda")?;
+    ensure!(
+        reservation.contains("0x7") && reservation.contains("Exclusive Access"),
+        "{reservation}"
+    );
+    use_module(&mut guest)?;
+    // The guest ends after its last move.
+    marks::write(&mut guest, &[("vda", 'b'), ("sda", 'c')])?;
     guest.kill()?;
+    serves_nothing(&rig)?;
+    for side in 0..2 {
+        marks::ensure_blk(&rig, &format!("b{side}"), 'b')?;
+        marks::ensure_scsi(&rig, &format!("c{side}"), 0, 'c')?;
+    }
     let log = rig.daemon.process().log();
     ensure!(!log.contains("session ended"), "{log}");
     rig.daemon.process().check_running()
+}
+
+/// Plugs a memory module in. The guest does not use it before its last migration: QEMU before 9.0 without KVM would lose writes to it, because
+/// its size is a multiple of 256 KiB (docs/migration.md, "Known faults").
+fn plug_module(guest: &mut Guest) -> Result<()> {
+    guest.plug_memory(MODULE, MODULE_MIB)?;
+    guest.ok(
+        "n=0; until grep -l offline /sys/devices/system/memory/*/state >/tmp/offline; do n=$((n+1)); [ $n -lt 100 ] || exit 1; sleep 0.1; done",
+    )?;
+    Ok(())
+}
+
+/// Copies data to the disks and back through buffers in the memory module: the kernel allocates movable memory to programs first.
+fn use_module(guest: &mut Guest) -> Result<()> {
+    guest.ok(
+        "for state in $(cat /tmp/offline); do echo online_movable > $state || exit 1; done; grep -A9 Movable /proc/zoneinfo | grep -q 'managed *[1-9]' || exit 1; \
+         head -c 4194304 /dev/urandom >/tmp/data; for disk in vda sda; do dd if=/tmp/data of=/dev/$disk bs=1M oflag=direct && \
+         dd if=/dev/$disk bs=1M count=4 iflag=direct | cmp - /tmp/data || exit 1; done",
+    )?;
+    Ok(())
+}
+
+/// Waits until a daemon serves no virtqueue.
+fn serves_nothing(rig: &Rig) -> Result<()> {
+    vm::wait_until(LIMIT, || (queues_served(rig).ok()? == 0).then_some(()))
+        .context("queues are served without a guest")
 }
 
 /// Options of a disk that two daemons serve in turns.
@@ -218,31 +324,37 @@ fn two_daemons() -> Result<(tempfile::TempDir, Rig, Rig)> {
 
 #[test]
 fn guest_migrates_between_two_daemons() -> Result<()> {
-    const RINGS: [&str; 2] = ["packed=on", "packed=off"];
     const DISKS: [&str; 4] = ["vda", "vdb", "sda", "sdb"];
     let (_folder, mut first, mut second) = two_daemons()?;
     let sides = [&first, &second].map(|rig| ["d", "e", "c"].map(|name| rig.socket(name)).to_vec());
-    let mut guest = machine(&sides[0], &RINGS).boot()?;
+    let sides = Sides::new(sides, &["packed=on", "packed=off"]);
+    let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
     let loads = Loads::start(&mut guest, &DISKS, 1)?;
-    let destination = machine(&sides[1], &RINGS);
+    let destination = sides.destination(1);
     fails_to_migrate(&mut guest, &destination, &first, &mut second)?;
     loads.verify(&mut guest)?;
-    migrates(
-        &mut guest,
-        &sides,
-        &RINGS,
-        &DISKS,
-        &mut [&mut first, &mut second],
-    )?;
-    // The source dies.
+    let rigs = &mut [&mut first, &mut second];
+    migrates(&mut guest, &sides, &DISKS, rigs, |_| Ok(()))?;
+    let units = [guest.scsi_disk(0, 0, 0)?, guest.scsi_disk(0, 0, 1)?];
+    let letters = [
+        ("vda", 'd'),
+        ("vdb", 'e'),
+        (units[0].as_str(), 'r'),
+        (&units[1], 's'),
+    ];
+    marks::write(&mut guest, &letters)?;
+    // The source dies. The destination starts again.
     guest.die_in_migration(&destination, Moment::Switch)?;
-    let serves_nothing = |rig: &Rig| {
-        vm::wait_until(LIMIT, || (queues_served(rig).ok()? == 0).then_some(()))
-            .context("queues are served without a guest")
-    };
     serves_nothing(&first)?;
     serves_nothing(&second)?;
+    for (export, letter) in [("d", 'd'), ("e", 'e')] {
+        marks::ensure_blk(&second, export, letter)?;
+    }
+    for (lun, letter) in [(0, 'r'), (1, 's')] {
+        marks::ensure_scsi(&second, "c", lun, letter)?;
+    }
+    ensure!(queues_served(&first)? == 0);
     drop(second);
     Ok(())
 }
@@ -268,16 +380,11 @@ fn guest_migrates_between_two_daemons_with_rbd_images() -> Result<()> {
     let mut first = Rig::new(describe)?;
     let mut second = first.beside(describe)?;
     let sides = [&first, &second].map(|rig| ["d1", "c"].map(|name| rig.socket(name)).to_vec());
-    let rings = ["packed=on"];
-    let mut guest = machine(&sides[0], &rings).boot()?;
+    let sides = Sides::new(sides, &["packed=on"]);
+    let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
-    migrates(
-        &mut guest,
-        &sides,
-        &rings,
-        &DISKS,
-        &mut [&mut first, &mut second],
-    )?;
+    let rigs = &mut [&mut first, &mut second];
+    migrates(&mut guest, &sides, &DISKS, rigs, |_| Ok(()))?;
     guest.kill()?;
     drop(second);
     Ok(())
@@ -309,6 +416,7 @@ fn fails_to_migrate(
         DestinationDies::BeforeConnect,
         DestinationDies::DuringCopy,
         DestinationDies::AtSwitch,
+        DestinationDies::AtDeviceState,
     ] {
         guest.fail_migration(to, dies)?;
         serves_alone(guest, destination)?;
@@ -321,15 +429,23 @@ fn fails_to_migrate(
     Ok(())
 }
 
-/// Returns the number of virtqueues that a daemon serves.
-fn queues_served(rig: &Rig) -> Result<usize> {
-    let status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
-    let exports = status["exports"].as_array().context("exports")?;
-    let of_guests = exports.iter().filter(|export| {
+/// Returns the state of a daemon's vhost-user exports.
+fn exports_of_guests(rig: &Rig) -> Result<Vec<Value>> {
+    let mut status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
+    let exports = status["exports"].as_array_mut().context("exports")?;
+    exports.retain(|export| {
         let kind = export["kind"].as_str();
         kind.is_some_and(|kind| kind.starts_with("vhost"))
     });
-    let served = of_guests.filter_map(|export| export["served"].as_array());
+    Ok(std::mem::take(exports))
+}
+
+/// Returns the number of virtqueues that a daemon serves.
+fn queues_served(rig: &Rig) -> Result<usize> {
+    let exports = exports_of_guests(rig)?;
+    let served = exports
+        .iter()
+        .filter_map(|export| export["served"].as_array());
     Ok(served.map(Vec::len).sum())
 }
 

@@ -10,7 +10,7 @@ use std::process::{Command, Output};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions};
+use bdev::{Attach, BlockDevice, CacheMode, Disk, File, FileLock, FileOptions, release_deadline};
 use block::{IoErrorKind, IoFlags, IoRequest};
 use common::{Worker, cut, open, options};
 
@@ -238,6 +238,47 @@ fn mounted_block_device_is_refused() {
     let text = refused.unwrap_err().to_string();
     assert!(text.contains("mounted") && text.contains("lsblk"), "{text}");
     open(FileOptions::new(&device.device));
+}
+
+/// Two daemons with the device: the exclusive open follows the use.
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn block_device_in_use_by_turns_is_held_while_a_worker_uses_it() {
+    let device = Loop::new(16 * MIB, 512);
+    let path = device.device.to_str().unwrap();
+    let open = || {
+        let options = FileOptions {
+            lock: FileLock::WhileActive,
+            ..FileOptions::new(&device.device)
+        };
+        File::open(options).unwrap()
+    };
+    let is_busy = |file: &File| {
+        let mut ring = uring::Ring::new(8).unwrap();
+        let mut owners = (3..).map(uring::Owner);
+        let mut next_owner = || owners.next().unwrap();
+        let attached = file.attach(&mut Attach::new(&mut ring, &mut next_owner));
+        let error = attached.err().expect("the device is in use");
+        assert_eq!(error.kind(), std::io::ErrorKind::ResourceBusy, "{error}");
+        assert!(error.to_string().starts_with(path), "{error}");
+    };
+    // A thread of the device releases the locks after the last use.
+    let released = |file: &File| {
+        let turns = file.capabilities().turns.unwrap();
+        turns.wait_for_release(release_deadline());
+    };
+    let files = [open(), open()];
+    for round in 0..4_usize {
+        let (mine, other) = (&files[round % 2], &files[(round + 1) % 2]);
+        let mut worker = Worker::new(mine);
+        is_busy(other);
+        let before = vec![round as u8; 4096];
+        assert_eq!(worker.read(0, 4096), Ok(before));
+        let after = [round as u8 + 1; 4096];
+        assert_eq!(worker.write(0, &after), Ok(()));
+        drop(worker);
+        released(mine);
+    }
 }
 
 #[test]

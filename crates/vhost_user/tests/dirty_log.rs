@@ -5,6 +5,7 @@ mod support;
 
 use std::collections::BTreeSet;
 use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::time::Duration;
 
@@ -71,6 +72,49 @@ fn task_management_and_events_mark_every_page_that_they_change() {
         driver.check(&before, &chains, "events").unwrap();
         drop(driver);
         eventually("the end of the session", || !rig.is_connected("c"));
+    }
+}
+
+/// The comparison finds each changed page without a mark: one byte at the end of a segment, the status byte, the used ring.
+#[test]
+fn check_of_the_log_finds_one_byte_without_a_mark() {
+    const PAGE: u64 = 4096;
+    let rig = Rig::new(1);
+    let socket = rig.serve("d", ram(DISK), 1);
+    for (packed, indirect) in rings() {
+        let mut driver = connect_driver(&socket, 0, packed, indirect);
+        driver.start_log().unwrap();
+        let area = driver.front_end.allocate(3 * PAGE as usize, PAGE).unwrap();
+        area.write(0, &[0xff; 3 * PAGE as usize]);
+        // VIRTIO_BLK_T_IN, sector 0: zeroes. The last byte is the first one of the second page.
+        let (data, status) = (area.address + PAGE - 511, area.address + 2 * PAGE);
+        let chains = [Elements {
+            readable: vec![driver.header(0, &[0; 16])],
+            writable: vec![(data, 512), (status, 1)],
+        }];
+        let before = driver.offer(&chains).unwrap();
+        driver.enable().unwrap();
+        driver.collect(1).unwrap();
+        driver.check(&before, &chains, "marked").unwrap();
+        let layout = driver.queue.layout();
+        let used = match packed {
+            true => layout.descriptor_area,
+            false => layout.device_area,
+        };
+        for address in [data + 511, status, used] {
+            let page = address / PAGE;
+            let (file, mut byte) = (driver.log.file(), [0]);
+            file.read_exact_at(&mut byte, page / 8).unwrap();
+            let unmarked = [byte[0] & !(1 << (page % 8))];
+            file.write_all_at(&unmarked, page / 8).unwrap();
+            let found = driver.check(&before, &chains, "unmarked");
+            let found = format!("{:?}", found.unwrap_err());
+            let expected = format!("pages [{page:x}] have changed and are not marked");
+            assert!(found.contains(&expected), "{found}");
+            file.write_all_at(&byte, page / 8).unwrap();
+        }
+        drop(driver);
+        eventually("the end of the session", || !rig.is_connected("d"));
     }
 }
 

@@ -226,6 +226,14 @@ impl GuestBuilder {
         self
     }
 
+    /// Adds a memory module at the start, as [`Guest::plug_memory`] does in a running guest: for the destination of its migration.
+    #[must_use]
+    pub fn plugged_memory(self, id: &str, mib: u64) -> Self {
+        let object = format!("memory-backend-memfd,id=backend-{id},size={mib}M,share=on");
+        let device = format!("pc-dimm,id={id},memdev=backend-{id}");
+        self.arguments(["-object", &object, "-device", &device])
+    }
+
     /// Adds arguments for QEMU.
     #[must_use]
     pub fn arguments<'a>(mut self, arguments: impl IntoIterator<Item = &'a str>) -> Self {

@@ -4,7 +4,9 @@ use crate::guest::{Guest, GuestBuilder};
 use crate::process::wait_until;
 use crate::qmp::Qmp;
 use anyhow::{Context, Result, anyhow, bail, ensure};
+use rustix::process::Signal;
 use serde_json::{Value, json};
+use std::path::Path;
 use std::time::Duration;
 
 /// Time limit of a migration.
@@ -34,6 +36,8 @@ pub enum DestinationDies {
     DuringCopy,
     /// After the source has stopped the guest and its disks.
     AtSwitch,
+    /// After the source has sent the state of the devices. The destination has not confirmed it.
+    AtDeviceState,
 }
 
 /// Moment of a migration before the guest moves.
@@ -51,6 +55,8 @@ struct Moving {
     to: Guest,
     /// Monitor of the source.
     qmp: Qmp,
+    /// Monitor of the destination.
+    to_qmp: Qmp,
 }
 
 impl Guest {
@@ -84,6 +90,42 @@ impl Guest {
         moving.wait_for(Moment::Switch.status())?;
         moving.leave_pause()?;
         self.move_to(moving)
+    }
+
+    /// Like [`Guest::migrate`], with the commands of libvirt in its order: QEMU's return path confirms the migration, the source waits before
+    /// the switch, and the destination starts paused and continues on command.
+    pub fn migrate_as_libvirt(&mut self, builder: &GuestBuilder) -> Result<Migration> {
+        let paused = builder.clone().arguments(["-S"]);
+        let mut moving = self.prepare_migration(&paused, &["events", RETURN_PATH])?;
+        moving.begin_until(Moment::Switch)?;
+        moving.leave_pause()?;
+        moving.wait_for("completed")?;
+        moving.continue_destination()?;
+        self.move_to(moving)
+    }
+
+    /// Saves the guest to a file. Its QEMU ends. [`Guest::restore_from`] continues it.
+    pub fn save_to(&mut self, file: &Path) -> Result<()> {
+        let mut qmp = self.qmp()?;
+        set_capabilities(&mut qmp, &OPTIONAL, false)?;
+        set_bandwidth(&mut qmp, FAST)?;
+        // QEMU 7.2 has no `file:`.
+        let uri = format!("exec:cat >{}", file.display());
+        qmp.command("migrate", json!({ "uri": uri }))?;
+        wait_for_status(&mut qmp, "completed")?;
+        self.process().kill()
+    }
+
+    /// Continues a guest that [`Guest::save_to`] has saved in a new QEMU with the devices of `builder`. Scripts continue.
+    pub fn restore_from(&mut self, builder: &GuestBuilder, file: &Path) -> Result<()> {
+        let incoming = format!("exec:cat {}", file.display());
+        let builder = builder.clone().arguments(["-incoming", &incoming]);
+        let mut to = builder.power_on()?;
+        let mut qmp = to.first_qmp()?;
+        wait_until_running(&mut qmp)?;
+        to.take_agent(self)?;
+        std::mem::swap(self, &mut to);
+        Ok(())
     }
 
     /// Waits for the end of a migration and continues in the destination.
@@ -123,7 +165,11 @@ impl Guest {
 
     /// Begins a migration, and kills its destination. The guest continues in its QEMU.
     pub fn fail_migration(&mut self, builder: &GuestBuilder, dies: DestinationDies) -> Result<()> {
-        let mut moving = self.prepare_migration(builder, &[])?;
+        let capabilities: &[&str] = match dies {
+            DestinationDies::AtDeviceState => &[RETURN_PATH],
+            _ => &[],
+        };
+        let mut moving = self.prepare_migration(builder, capabilities)?;
         match dies {
             DestinationDies::BeforeConnect => {
                 moving.to.process().kill()?;
@@ -141,6 +187,13 @@ impl Guest {
                 moving.begin_until(Moment::Switch)?;
                 moving.to.process().kill()?;
                 moving.leave_pause()?;
+            }
+            DestinationDies::AtDeviceState => {
+                moving.begin_until(Moment::Switch)?;
+                moving.to.process().signal(Signal::STOP)?;
+                moving.leave_pause()?;
+                moving.wait_for("device")?;
+                moving.to.process().kill()?;
             }
         }
         moving.end_as(&["failed"])?;
@@ -166,24 +219,33 @@ impl Guest {
         ensure!(builder.migrates, "a guest that migrates needs `migrates()`");
         let to = builder.clone().arguments(["-incoming", "defer"]);
         let mut to = to.power_on()?;
-        // The new QEMU opens the socket of its monitor some time after its start.
-        let Some(mut monitor) = wait_until(LIMIT, || to.qmp().ok()) else {
-            let log = to.process().log_tail();
-            bail!("the destination has no monitor:\n{log}");
-        };
+        let mut to_qmp = to.first_qmp()?;
         let mut qmp = self.qmp()?;
         // Capabilities of the source persist.
         set_capabilities(&mut qmp, &OPTIONAL, false)?;
         set_capabilities(&mut qmp, capabilities, true)?;
-        set_capabilities(&mut monitor, capabilities, true)?;
-        let moving = Moving { to, qmp };
-        monitor.command("migrate-incoming", moving.uri())?;
+        set_capabilities(&mut to_qmp, capabilities, true)?;
+        let mut moving = Moving { to, qmp, to_qmp };
+        let uri = moving.uri();
+        moving.to_qmp.command("migrate-incoming", uri)?;
         Ok(moving)
+    }
+
+    /// Connects to the monitor of a new QEMU, which opens its socket some time after its start.
+    fn first_qmp(&mut self) -> Result<Qmp> {
+        let Some(qmp) = wait_until(LIMIT, || self.qmp().ok()) else {
+            let log = self.process().log_tail();
+            bail!("the destination has no monitor:\n{log}");
+        };
+        Ok(qmp)
     }
 }
 
+/// Capability of both sides: the destination confirms the migration. Without it, the source has completed it when all data are sent.
+const RETURN_PATH: &str = "return-path";
+
 /// Capabilities that only some migrations have.
-const OPTIONAL: [&str; 2] = ["multifd", "auto-converge"];
+const OPTIONAL: [&str; 4] = ["multifd", "auto-converge", "events", RETURN_PATH];
 
 /// Capability of the source: it stops the guest and its disks, and waits before the switch.
 const PAUSE: &str = "pause-before-switchover";
@@ -196,6 +258,37 @@ impl Moment {
             Moment::Switch => "pre-switchover",
         }
     }
+}
+
+fn set_bandwidth(qmp: &mut Qmp, bandwidth: u64) -> Result<()> {
+    let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_LIMIT });
+    qmp.command("migrate-set-parameters", parameters)?;
+    Ok(())
+}
+
+fn wait_for_status(qmp: &mut Qmp, wanted: &str) -> Result<()> {
+    let reached = wait_until(LIMIT, || match qmp.command("query-migrate", json!({})) {
+        Ok(status) if status["status"] == wanted => Some(Ok(())),
+        Ok(status) if is_over(&status) => Some(Err(anyhow!("ended before {wanted}: {status}"))),
+        Ok(_) => None,
+        Err(error) => Some(Err(error)),
+    });
+    reached.with_context(|| format!("the migration did not become {wanted}"))?
+}
+
+fn is_running(qmp: &mut Qmp) -> Result<bool> {
+    let state = qmp.command("query-status", json!({}))?;
+    Ok(state["running"] == true)
+}
+
+/// Waits until the guest runs. Fails if its QEMU ends.
+fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
+    let runs = wait_until(LIMIT, || match is_running(qmp) {
+        Ok(false) => None,
+        Ok(true) => Some(Ok(())),
+        Err(error) => Some(Err(error)),
+    });
+    runs.context("the guest does not run")?
 }
 
 fn set_capabilities(qmp: &mut Qmp, names: &[&str], state: bool) -> Result<()> {
@@ -229,9 +322,18 @@ impl Moving {
     }
 
     fn set_bandwidth(&mut self, bandwidth: u64) -> Result<()> {
-        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": DOWNTIME_LIMIT });
-        self.qmp.command("migrate-set-parameters", parameters)?;
-        Ok(())
+        set_bandwidth(&mut self.qmp, bandwidth)
+    }
+
+    /// Continues the guest in a destination that has started paused.
+    fn continue_destination(&mut self) -> Result<()> {
+        wait_for_status(&mut self.to_qmp, "completed")?;
+        ensure!(
+            !is_running(&mut self.to_qmp)?,
+            "the destination is not paused"
+        );
+        self.to_qmp.command("cont", json!({}))?;
+        wait_until_running(&mut self.to_qmp)
     }
 
     /// Continues after [`Moment::Switch`].
@@ -246,13 +348,7 @@ impl Moving {
     }
 
     fn wait_for(&mut self, wanted: &str) -> Result<()> {
-        let reached = wait_until(LIMIT, || match self.status() {
-            Ok(status) if status["status"] == wanted => Some(Ok(())),
-            Ok(status) if is_over(&status) => Some(Err(anyhow!("ended before {wanted}: {status}"))),
-            Ok(_) => None,
-            Err(error) => Some(Err(error)),
-        });
-        reached.with_context(|| format!("the migration did not become {wanted}"))?
+        wait_for_status(&mut self.qmp, wanted)
     }
 
     /// Waits for the end of the migration. Returns its status.
@@ -269,13 +365,7 @@ impl Moving {
         let ended = self.end()?;
         let status = ended["status"].as_str().unwrap_or_default();
         ensure!(expected.contains(&status), "unexpected end: {ended}");
-        let runs = wait_until(LIMIT, || {
-            let state = self.qmp.command("query-status", json!({}));
-            state
-                .is_ok_and(|state| state["running"] == true)
-                .then_some(())
-        });
-        runs.context("the guest does not run in the source")
+        wait_until_running(&mut self.qmp).context("in the source")
     }
 }
 

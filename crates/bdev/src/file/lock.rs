@@ -1,7 +1,7 @@
 //! Locks of a file or block device against other writers, held always or in turns with other processes ([`crate::turn_lock`]).
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 
 pub use block::FileLock;
 use sys::file_lock;
@@ -41,12 +41,24 @@ impl SharedFile {
         Ok(())
     }
 
+    fn claim_device(&self) -> io::Result<OwnedFd> {
+        reopen(self.control.as_fd(), open::CLAIM).map_err(|error| {
+            let path = self.path.display();
+            io::Error::new(
+                error.kind(),
+                format!(
+                    "{path}: cannot open it exclusively: {error}; hint: find the process with fuser -v {path}, or the mount with lsblk"
+                ),
+            )
+        })
+    }
+
     /// See [`crate::Lockable::take_locks`].
     pub(super) fn take_locks(&self) -> io::Result<()> {
         let is_writer = !self.info.read_only;
         let mut claim = self.claim();
         if self.block_device && is_writer && claim.is_none() {
-            *claim = Some(reopen(self.control.as_fd(), open::CLAIM)?);
+            *claim = Some(self.claim_device()?);
         }
         match file_lock::lock(self.control.as_fd(), is_writer)? {
             None => Ok(()),
