@@ -159,25 +159,7 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         let begun = guests.vm(&["exec", "two", "test -e /tmp/load"])?;
         Ok(begun.status.success())
     })?;
-    let ended = unfinished_migration(guests, second, |client, _| {
-        rustix::process::kill_process(Pid::from_child(client), Signal::INT)?;
-        Ok(())
-    })?;
-    ensure!(ended.is_empty(), "{ended}");
-    let ended = unfinished_migration(guests, second, |_, second| second.kill())?;
-    ensure!(
-        ended.contains("the destination's daemon does not respond")
-            && ended.contains("guest two continues"),
-        "{ended}"
-    );
-    second.start_again()?;
-    let status: Value = serde_json::from_str(&second.lunette(&["status", "--json"])?)?;
-    let left_over = status["exports"].as_array().into_iter().flatten();
-    let mut names = left_over.filter_map(|export| export["name"].as_str());
-    let name = names
-        .find(|name| name.ends_with(".2"))
-        .context("no export is left over")?;
-    second.lunette(&["export", "remove", name])?;
+    fails_to_move(guests, second)?;
     let [first, second] = [first, &*second].map(|daemon| daemon.control().display().to_string());
     reserve(guests)?;
     let refused = guests.refused(&["migrate", "two", "--to-daemon", &second])?;
@@ -227,6 +209,30 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
     );
     let state = guests.ok(&["monitor", "two", "info", "status"])?;
     ensure!(state.contains("running"), "{state}");
+    Ok(())
+}
+
+/// Interrupts a migration, and kills the other daemon during another one. A user removes an export that is left over.
+fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
+    let ended = unfinished_migration(guests, second, |client, _| {
+        rustix::process::kill_process(Pid::from_child(client), Signal::INT)?;
+        Ok(())
+    })?;
+    ensure!(ended.is_empty(), "{ended}");
+    let ended = unfinished_migration(guests, second, |_, second| second.kill())?;
+    ensure!(
+        ended.contains("the destination's daemon does not respond")
+            && ended.contains("guest two continues"),
+        "{ended}"
+    );
+    second.start_again()?;
+    let status: Value = serde_json::from_str(&second.lunette(&["status", "--json"])?)?;
+    let left_over = status["exports"].as_array().into_iter().flatten();
+    let mut names = left_over.filter_map(|export| export["name"].as_str());
+    let name = names
+        .find(|name| name.ends_with(".2"))
+        .context("no export is left over")?;
+    second.lunette(&["export", "remove", name])?;
     Ok(())
 }
 
