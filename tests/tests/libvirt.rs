@@ -13,6 +13,9 @@ use vm::libvirt::Domain;
 use vm::topology::PlanOptions;
 use vm::{lunette_program, tool, wait_until};
 
+#[path = "libvirt/migration.rs"]
+mod migration;
+
 /// Time limit for a guest's boot. Usually a few seconds, but the machine may be busy.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
 /// User that runs libvirt: `nobody`. As root, libvirt needs users that only the package of its service creates.

@@ -28,7 +28,7 @@ pub mod setup;
 pub mod topology;
 
 pub use accelerator::Accelerator;
-pub use agent::{Output, Running};
+pub use agent::{Agent, Output, Running};
 pub use build::{GuestProgram, Profile, guest_program, lunette_program, use_lunette};
 pub use guest::{Guest, GuestBuilder, MIGRATING_KIB};
 pub use interrupt::{interrupt, interrupted, signal, watch, watch_until_second};
