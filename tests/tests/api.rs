@@ -207,42 +207,29 @@ fn sixteen_thousand_luns_come_in_one_call_and_survive_restart() -> Result<()> {
     Ok(())
 }
 
-/// The splitmix64 generator, to avoid a dependency.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % bound
-    }
-}
-
-fn any_call(random: &mut Random) -> (Method, String, Option<Value>) {
-    let disk = format!("x{}", random.below(8));
-    let forced = ["", "?force=true", "?force=maybe"][random.below(3) as usize];
-    match random.below(12) {
+fn any_call(random: &mut fastrand::Rng) -> (Method, String, Option<Value>) {
+    let disk = format!("x{}", random.u64(..8));
+    let forced = ["", "?force=true", "?force=maybe"][random.u64(..3) as usize];
+    match random.u64(..12) {
         0 => (Method::GET, "/v1/config".to_owned(), None),
         1 => (Method::GET, "/v1/status".to_owned(), None),
         2 => {
-            let size = [1 << 20, 2 << 20, 7, -1][random.below(4) as usize];
+            let size = [1 << 20, 2 << 20, 7, -1][random.u64(..4) as usize];
             let body = json!({"backend": "ram", "size": size});
             (Method::PUT, format!("/v1/disks/{disk}{forced}"), Some(body))
         }
         3 => (Method::DELETE, format!("/v1/disks/{disk}{forced}"), None),
         4 => {
-            let at = format!("{}:{}", random.below(300), random.below(4));
+            let at = format!("{}:{}", random.u64(..300), random.u64(..4));
             let path = format!("/v1/exports/c/luns/{at}{forced}");
             (Method::PUT, path, Some(json!({ "disk": disk })))
         }
         5 => {
-            let path = format!("/v1/exports/c/luns/{}:1{forced}", random.below(3));
+            let path = format!("/v1/exports/c/luns/{}:1{forced}", random.u64(..3));
             (Method::DELETE, path, None)
         }
         6 => {
-            let size = (1 + random.below(4)) << 20;
+            let size = (1 + random.u64(..4)) << 20;
             let path = format!("/v1/disks/{disk}/size{forced}");
             (Method::PUT, path, Some(json!({ "size": size })))
         }
@@ -275,7 +262,7 @@ fn two_hundred_clients_at_once_disturb_neither_data_nor_each_other() -> Result<(
             .map(|seed| {
                 let client = Client::new(&control).patient(Duration::from_secs(300));
                 scope.spawn(move || -> Result<()> {
-                    let mut random = Random(seed);
+                    let mut random = fastrand::Rng::with_seed(seed);
                     for _ in 0..CALLS {
                         let (method, path, body) = any_call(&mut random);
                         let answer = client.change(method.clone(), &path, body.as_ref());

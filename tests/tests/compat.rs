@@ -265,8 +265,12 @@ fn operations(document: &Value) -> Result<Names> {
         .as_object()
         .context("no types")?
     {
-        let fields = schema["properties"].as_object().into_iter().flatten();
+        // A type that contains another one is their combination.
+        let combined = schema["allOf"].as_array().into_iter().flatten();
+        let parts = std::iter::once(schema).chain(combined);
+        let fields = parts.filter_map(|part| part["properties"].as_object());
         let mut words: Vec<String> = fields
+            .flatten()
             .map(|(field, schema)| format!("{field}={}", type_of(schema)))
             .collect();
         let values = schema["enum"].as_array().into_iter().flatten();

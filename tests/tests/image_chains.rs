@@ -50,26 +50,20 @@ fn image(folder: &Path, arguments: &[&str]) -> Result<String> {
     succeeds(folder, &lunette()?, &[&["image"], arguments].concat())
 }
 
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, end: u64) -> u64 {
-        // SplitMix64
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (mixed ^ (mixed >> 31)) % end
-    }
-}
-
 /// Writes random data, zeroes and compressed clusters with QEMU.
-fn scribble(folder: &Path, name: &str, format: &str, size: u64, random: &mut Random) -> Result<()> {
+fn scribble(
+    folder: &Path,
+    name: &str,
+    format: &str,
+    size: u64,
+    random: &mut fastrand::Rng,
+) -> Result<()> {
     let mut commands = Vec::new();
     for _ in 0..6 {
-        let at = random.below(size / KIB / 4) * 4 * KIB;
-        let length = ((1 + random.below(40)) * 4 * KIB).min(size - at);
-        let pattern = 1 + random.below(250);
-        commands.push(match random.below(4) {
+        let at = random.u64(..size / KIB / 4) * 4 * KIB;
+        let length = ((1 + random.u64(..40)) * 4 * KIB).min(size - at);
+        let pattern = 1 + random.u64(..250);
+        commands.push(match random.u64(..4) {
             0 if format == "qcow2" => format!("write -z {at} {length}"),
             1 if format == "qcow2" && at.is_multiple_of(64 * KIB) && at + 64 * KIB <= size => {
                 format!("write -c -P {pattern} {at} 64k")
@@ -94,14 +88,14 @@ fn scribble(folder: &Path, name: &str, format: &str, size: u64, random: &mut Ran
 
 /// Creates two raw or qcow2 bases of different sizes and an overlay on the first.
 fn make(folder: &Path, seed: u64) -> Result<[&'static str; 2]> {
-    let mut random = Random(seed);
+    let mut random = fastrand::Rng::with_seed(seed);
     let formats = match seed % 3 {
         0 => ["raw", "raw"],
         1 => ["qcow2", "raw"],
         _ => ["raw", "qcow2"],
     };
-    let cluster = ["4k", "64k", "2M"][random.below(3) as usize];
-    let size = |random: &mut Random| (256 + random.below(2048)) * 4 * KIB;
+    let cluster = ["4k", "64k", "2M"][random.u64(..3) as usize];
+    let size = |random: &mut fastrand::Rng| (256 + random.u64(..2048)) * 4 * KIB;
     for (name, format) in ["one", "two"].into_iter().zip(formats) {
         let bytes = size(&mut random);
         let text = bytes.to_string();
@@ -327,7 +321,7 @@ fn snapshots_are_those_of_qemu_and_keep_their_content() -> Result<()> {
         let scratch = Scratch::new()?;
         let folder = scratch.files();
         make(folder, seed)?;
-        let mut random = Random(seed);
+        let mut random = fastrand::Rng::with_seed(seed);
         let size = content(folder)?.len() as u64;
         let mut kept = Vec::new();
         for (number, by_us) in [true, false, true].into_iter().enumerate() {

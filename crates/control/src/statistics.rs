@@ -7,11 +7,12 @@ use std::collections::BTreeMap;
 use block::IoKind;
 use latency::{Snapshot, SparseHistogram};
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 use crate::objects::{Bitmap, Job};
 
 /// All counters.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Statistics {
     /// Time of the response, in nanoseconds since the start of the daemon.
     pub at_ns: u64,
@@ -33,11 +34,21 @@ pub struct Statistics {
     pub queue_times: Vec<QueueTimeStatistics>,
     /// Counters and latencies by queue.
     #[serde(flatten)]
+    #[schema(value_type = LatencySnapshot)]
     pub latency: Snapshot,
 }
 
+/// Schema of [`Snapshot`], which has no dependency on the generator of schemas.
+#[derive(ToSchema)]
+pub struct LatencySnapshot {
+    /// Counters and histograms by queue. A histogram lists its buckets that are not empty.
+    #[schema(value_type = Vec<Object>)]
+    #[allow(dead_code, reason = "only the schema is used")]
+    queues: (),
+}
+
 /// Counters of a worker.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct WorkerStatistics {
     /// Number of the worker.
     pub worker: u32,
@@ -64,7 +75,7 @@ pub struct WorkerStatistics {
 }
 
 /// Counters of an iSCSI initiator at a target, over all its sessions.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct InitiatorStatistics {
     /// Name of the target.
     pub export: String,
@@ -77,23 +88,27 @@ pub struct InitiatorStatistics {
 }
 
 /// Durations of starts and stops of an export's virtqueues.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct QueueTimeStatistics {
     /// Name of the export.
     pub export: String,
     /// From the kick descriptor until a worker polls the queue.
+    #[schema(value_type = Object)]
     pub start: SparseHistogram,
     /// Wait for requests in flight during a stop.
+    #[schema(value_type = Object)]
     pub drain: SparseHistogram,
     /// Stops, with their drains.
+    #[schema(value_type = Object)]
     pub stop: SparseHistogram,
     /// Stops without their drains.
     #[serde(default)]
+    #[schema(value_type = Object)]
     pub rest: SparseHistogram,
 }
 
 /// Requests of one operation.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RequestStatistics {
     /// Answered requests.
     pub requests: u64,
@@ -104,7 +119,7 @@ pub struct RequestStatistics {
 }
 
 /// I/Os of one kind.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct IoStatistics {
     /// Number of I/Os.
     pub requests: u64,
@@ -113,7 +128,7 @@ pub struct IoStatistics {
 }
 
 /// I/Os delayed by a disk's limits.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LimitedStatistics {
     /// Delayed I/Os that were submitted later.
     pub requests: u64,
@@ -133,7 +148,7 @@ impl LimitedStatistics {
 }
 
 /// Counters of a disk, over all transports.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DiskStatistics {
     /// Name of the disk.
     pub name: String,

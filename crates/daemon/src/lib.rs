@@ -26,7 +26,6 @@ pub mod metrics;
 pub mod notify;
 mod objects;
 mod overview;
-mod report;
 mod running;
 #[cfg(test)]
 mod samples;
@@ -53,7 +52,6 @@ pub use exports::{Endpoint, ReadyExport};
 pub use handover::{DiskMemory, Ending, Handover};
 pub use logs::{LogHandle, LogLevels};
 pub use objects::Fault;
-pub use report::{QueueReport, RULE, SlowReport, reports, slowest};
 pub use running::{
     Inherited, InheritedControl, Reload, Reloader, Running, StartError, StartOptions, log_shadowed,
     start,

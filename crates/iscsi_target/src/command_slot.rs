@@ -47,14 +47,14 @@ impl Transport for CommandSlot<'_> {
             }
             connection.memory.buffers.give_shell(shell);
         }
-        match self.has_memory(request.length as usize) {
+        match self.reserve_memory(request.length as usize) {
             true => Data::Ready,
             false => Data::Awaited,
         }
     }
 
     fn data_out(&mut self, length: usize) -> Data {
-        if !self.has_memory(length) {
+        if !self.reserve_memory(length) {
             return Data::Awaited;
         }
         let Connection { slots, iscsi, .. } = &mut *self.connection;
@@ -103,13 +103,13 @@ impl Transport for CommandSlot<'_> {
 impl CommandSlot<'_> {
     /// Reserves `length` bytes for the command. Without memory, returns false and queues the command until there is some.
     #[inline]
-    fn has_memory(&mut self, length: usize) -> bool {
+    fn reserve_memory(&mut self, length: usize) -> bool {
         let connection = &mut *self.connection;
         let held = connection.slots.get(self.index).buffer.as_ref();
         if held.map_or(0, IoBuffer::total_len) >= length {
             return true;
         }
-        let room = connection.has_room(length);
+        let room = connection.reserve_memory(length);
         if room {
             // Preserves the buffer's content: part of the data may have arrived.
             connection.buffer_for(self.index, length);

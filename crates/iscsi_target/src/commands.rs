@@ -329,7 +329,7 @@ impl Connection {
 
     /// Reserves `length` bytes and returns true, or returns false and has the connection woken when memory may be available.
     #[inline]
-    pub(crate) fn has_room(&mut self, length: usize) -> bool {
+    pub(crate) fn reserve_memory(&mut self, length: usize) -> bool {
         if self.memory.buffers.has(length) {
             return true;
         }

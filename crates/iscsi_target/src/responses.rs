@@ -63,7 +63,7 @@ impl Connection {
             if self.slots.current(id).is_none() {
                 continue;
             }
-            if !self.has_room(length) {
+            if !self.reserve_memory(length) {
                 self.schedule.starved.push_front((id, length));
                 return;
             }

@@ -6,8 +6,7 @@ use std::time::{Duration, Instant};
 
 use control::Client;
 use control::statistics::{LimitedStatistics, Statistics};
-use daemon::{QueueReport, SlowReport, reports, slowest};
-use latency::Snapshot;
+use latency::{QueueReport, SlowReport, Snapshot, reports, slowest};
 use serde_json::json;
 
 use crate::cli::LatencyArguments;

@@ -9,9 +9,10 @@ use config::{Config, Surroundings};
 use control::{Status, counted};
 use daemon::notify::{self, Notifier};
 use daemon::{
-    DiskMemory, Ending, Endpoint, Handover, LogHandle, RULE, Reload, Reloader, Running, Signal,
-    Signals, StartOptions, reports,
+    DiskMemory, Ending, Endpoint, Handover, LogHandle, Reload, Reloader, Running, Signal, Signals,
+    StartOptions,
 };
+use latency::{RULE, reports};
 
 use crate::cli::ServeArguments;
 use crate::failure::{self, Failure, Outcome};

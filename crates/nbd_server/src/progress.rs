@@ -92,7 +92,7 @@ impl Progress {
                 Slow::Shortage => (&mut self.during_shortage, is_short),
             };
             for (watched, transfer) in watched.iter_mut().zip(transfers) {
-                if watched.is_slow(transfer.filter(|_| applies), interval, time, rate) {
+                if watched.observe(transfer.filter(|_| applies), interval, time, rate) {
                     slow = Some(reason);
                 }
             }
@@ -103,7 +103,7 @@ impl Progress {
 
 impl Watched {
     /// Observes the transfer. Returns true if it took longer than `allowed` and the time of its bytes at the minimum rate.
-    fn is_slow(
+    fn observe(
         &mut self,
         now: Option<Position>,
         interval: Duration,

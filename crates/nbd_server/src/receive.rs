@@ -210,7 +210,7 @@ impl Connection {
         let Some(request) = self.input.waiting.filter(|_| self.input.reserved.is_none()) else {
             return true;
         };
-        let can_begin = self.has_resources_or_waits(&request);
+        let can_begin = self.await_resources(&request);
         if can_begin {
             let length = memory_of(&request);
             self.buffers.reserve(length);
@@ -269,7 +269,7 @@ impl Connection {
                     None => return Ok(()),
                 },
             };
-            if !self.has_resources_or_waits(&request) {
+            if !self.await_resources(&request) {
                 self.input.waiting = Some(request);
                 return Ok(());
             }

@@ -236,7 +236,7 @@ impl Connection {
     /// Returns true if there is a slot and memory for a request. Otherwise an end of an own request, or memory that others return,
     /// continues the connection.
     #[inline]
-    pub(crate) fn has_resources_or_waits(&mut self, request: &Request) -> bool {
+    pub(crate) fn await_resources(&mut self, request: &Request) -> bool {
         match self.resources(request) {
             Resources::Available => true,
             Resources::None => false,

@@ -21,18 +21,6 @@ fn rig() -> Rig {
     Rig::new(SIZE, ServerLimits::default())
 }
 
-/// A small generator of random numbers (xorshift).
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        self.0 % limit
-    }
-}
-
 fn payload_flag(style: Style) -> u16 {
     match style {
         Style::Extended => command_flag::PAYLOAD_LEN,
@@ -46,12 +34,12 @@ fn random_requests_match_a_model() {
     let mut model = vec![0; SIZE as usize];
     for style in STYLES {
         let mut client = rig.open("d0", style);
-        let mut random = Random(0x9e37_79b9_7f4a_7c15);
+        let mut random = fastrand::Rng::with_seed(0x9e37_79b9_7f4a_7c15);
         for step in 0..600u64 {
-            let length = (1 + random.below(160)) * 512;
-            let offset = random.below((SIZE - length) / 512) * 512;
+            let length = (1 + random.u64(..160)) * 512;
+            let offset = random.u64(..(SIZE - length) / 512) * 512;
             let range = offset as usize..(offset + length) as usize;
-            match random.below(5) {
+            match random.u64(..5) {
                 0 | 1 => {
                     let data: Vec<u8> = (0..length).map(|at| (at ^ step) as u8).collect();
                     let fua = (step % 2) as u16;
@@ -523,15 +511,15 @@ fn idle_clients_keep_no_memory_that_others_need() {
 fn hostile_bytes_end_their_own_connection() {
     let rig = rig();
     let mut good = rig.open("d0", Style::Structured);
-    let mut random = Random(88_172_645_463_325_252);
+    let mut random = fastrand::Rng::with_seed(88_172_645_463_325_252);
     for round in 0..50 {
         let mut stream = rig.stream();
         let mut bytes = vec![0, 0, 0, 3];
-        bytes.extend((0..random.below(3000)).map(|_| round));
+        bytes.extend((0..random.u64(..3000)).map(|_| round));
         stream.write_all(&bytes).ok();
         drop(stream);
         let mut client = rig.open("d0", Style::Simple);
-        let junk: Vec<u8> = (0..64).map(|_| random.below(256) as u8).collect();
+        let junk: Vec<u8> = (0..64).map(|_| random.u64(..256) as u8).collect();
         client.stream.write_all(&junk).unwrap();
         assert!(client.is_closed());
     }

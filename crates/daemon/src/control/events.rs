@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use tokio::sync::broadcast::Receiver;
 use tokio::sync::broadcast::error::RecvError;
 use tokio::time::{Interval, MissedTickBehavior, interval};
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
 use super::ErrorResponse;
 use super::access::Peer;
@@ -75,7 +75,7 @@ pub(super) struct LiveOptions {
 
 /// Stream `moment` each second, with the responses of `/v1/status` and `/v1/statistics`, and in between the events of `/v1/events`.
 #[utoipa::path(get, path = "/v1/live", operation_id = "stream_statistics", params(LiveOptions), responses(
-    (status = 200, description = "Unlimited stream of snapshots and events", body = Object, content_type = "text/event-stream"),
+    (status = 200, description = "Unlimited stream of snapshots and events", body = Moment, content_type = "text/event-stream"),
     NameErrors, ReadErrors,
 ))]
 pub(super) async fn live(
@@ -111,9 +111,12 @@ async fn next_of(
     }
 }
 
-#[derive(Serialize)]
+/// State and counters of the daemon at one moment.
+#[derive(Serialize, ToSchema)]
 struct Moment {
+    /// Response of `GET /v1/status`.
     status: Status,
+    /// Response of `GET /v1/statistics`.
     statistics: Statistics,
 }
 

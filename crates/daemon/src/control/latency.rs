@@ -7,6 +7,7 @@
 use std::time::{Duration, SystemTime};
 
 use ::control::Status;
+use ::control::statistics::LatencySnapshot;
 use axum::Json;
 use axum::extract::rejection::QueryRejection;
 use axum::extract::{Query, State};
@@ -32,7 +33,7 @@ pub(super) struct Selection {
 
 /// Show the histograms of every queue since the daemon started, by operation and stage.
 #[utoipa::path(get, path = "/v1/latency", operation_id = "get_latency", params(Selection), responses(
-    (status = 200, description = "A snapshot of all queues", body = Object),
+    (status = 200, description = "A snapshot of all queues", body = LatencySnapshot),
     NameErrors, ReadErrors,
 ))]
 pub(super) async fn get(

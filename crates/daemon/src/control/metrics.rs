@@ -24,7 +24,7 @@ pub(super) async fn metrics(State(api): State<Api>) -> Result<Response, ErrorRes
 
 /// Show the counters of workers, disks and queues since the daemon started.
 #[utoipa::path(get, path = "/v1/statistics", operation_id = "get_statistics", responses(
-    (status = 200, description = "All counters", body = Object),
+    (status = 200, description = "All counters", body = Statistics),
     ReadErrors,
 ))]
 pub(super) async fn statistics(State(api): State<Api>) -> Result<Json<Statistics>, ErrorResponse> {

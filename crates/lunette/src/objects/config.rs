@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use control::{Changes, Method, Summary, counted};
+use control::{Changes, Method, Objects, Summary, counted};
 
 use super::arguments::{ConfigAction, ConfigCommand, ReloadArguments};
 use super::{ACCEPTED, force, print_json, print_waits};
@@ -12,7 +12,7 @@ pub fn run(command: ConfigCommand) -> Outcome {
     let client = command.ask.daemon.client()?;
     match command.action {
         ConfigAction::Show { effective: _ } if command.ask.json => {
-            print_json(&client.get::<serde_json::Value>("/v1/config")?)
+            print_json(&client.get::<Objects>("/v1/config")?)
         }
         ConfigAction::Show { effective: _ } => {
             write!(cli_common::stdout(), "{}", client.text("/v1/config/file")?)?;

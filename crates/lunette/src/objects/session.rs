@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use control::objects::{Reservation, Session};
+use control::objects::{Disk, Reservation, Session};
 use control::{Method, escape};
 
 use super::arguments::{Ask, ReservationAction, ReservationCommand, SessionAction, SessionCommand};
@@ -142,7 +142,7 @@ pub fn reservations(command: ReservationCommand) -> Outcome {
     if let ReservationAction::Show { disk } = &command.action {
         // A missing disk is an error; a disk without reservations is not.
         let path = format!("/v1/disks/{}", escape(disk));
-        ask.daemon.client()?.get::<serde_json::Value>(&path)?;
+        ask.daemon.client()?.get::<Disk>(&path)?;
         held.retain(|reservation| reservation.disk == *disk);
     }
     ask.print(&held, reservation_table)?;

@@ -5,9 +5,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use cli_common::Failure;
-use control::objects::Worker;
+use control::objects::{Disk, Worker};
 use doctor::{DiskOf, FILES, Host, Question, WorkerUse};
-use serde_json::Value;
 use vm::running::{AGENT_SOCKET, CommandEnd, ExecInput, Registry, exec};
 
 use super::DoctorArguments;
@@ -30,17 +29,17 @@ pub fn question(arguments: &DoctorArguments) -> Result<Question, Failure> {
             .push(disk(&path.display().to_string(), &whole, false));
     }
     if let Some(control) = &arguments.control {
-        let disks: Value = control::get(control, "/v1/disks")?;
-        for one in disks.as_array().into_iter().flatten() {
-            let Some(path) = one["path"].as_str() else {
+        let disks: Vec<Disk> = control::get(control, "/v1/disks")?;
+        for one in &disks {
+            let Some(path) = one.keys.text("path") else {
                 continue;
             };
             let whole = Path::new(path)
                 .canonicalize()
                 .unwrap_or_else(|_| path.into());
-            let name = one["name"].as_str().unwrap_or(path);
-            let is_cached = one["cache"].as_str().is_some_and(|cache| cache != "none");
-            question.disks.push(disk(name, &whole, is_cached));
+            let cache = one.keys.text("cache");
+            let is_cached = cache.is_some_and(|cache| cache != "none");
+            question.disks.push(disk(&one.name, &whole, is_cached));
         }
         question.workers = workers(control)?;
     }

@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::time::Duration;
 
-use latency::table::{Table, time};
-use latency::{
+use serde::Serialize;
+
+use crate::table::{Table, time};
+use crate::{
     Counters, Labels, Latencies, Operation, QueueSnapshot, Report, SlowRequestSnapshot, Snapshot,
     Span, Stage, UnitAddress,
 };
-use serde::Serialize;
 
 /// Stages in order, for the head of a report.
 pub const RULE: &str = "stages: noticed > popped > parsed > (awaited > received >) submitted > reaped > answered > notified";
@@ -346,7 +347,7 @@ mod tests {
 
     #[test]
     fn the_rule_names_every_stage() {
-        for stage in latency::Stage::ALL {
+        for stage in Stage::ALL {
             assert!(RULE.contains(stage.name()));
         }
     }
