@@ -26,9 +26,14 @@ target_directory = $(or $(CARGO_TARGET_DIR),target)
 version := $(shell sed -n '/^version = /{s/.*"\(.*\)"/\1/p;q}' Cargo.toml)
 # Result files of `lunette bench` contain the commit. A source archive is that of a release.
 export LUNETTE_COMMIT := $(or $(shell git describe --always --dirty 2>/dev/null),v$(version))
+# rustup selects the compiler of rust-toolchain.toml, which may be installed under the name "stable" only.
+toolchain := $(shell PATH='$(PATH)' scripts/toolchain)
+ifneq ($(toolchain),)
+export RUSTUP_TOOLCHAIN := $(toolchain)
+endif
 # Counts of `make profile`, if they are from the same compiler: other compilers name functions differently. With RUSTFLAGS no profile is
 # used.
-compiler := $(shell PATH='$(PATH)' rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
+compiler := $(shell PATH='$(PATH)' $(if $(toolchain),RUSTUP_TOOLCHAIN=$(toolchain)) rustc -vV 2>/dev/null | awk '/^release/ { r = $$2 } /^LLVM/ { l = $$3 } END { print "rustc-" r "-llvm-" l }')
 profile := $(if $(RUSTFLAGS),,$(wildcard $(CURDIR)/profile/$(compiler).profdata))
 export LUNETTE_PROFILE := $(if $(profile),$(compiler))
 rust_version := $(shell sed -n 's/^rust-version = "\(.*\)"/\1/p' Cargo.toml)

@@ -1,11 +1,12 @@
 //! Files that a release and its contributors need: hosted workflows call existing make targets, the minimum Rust version is that of all
-//! dependencies, reviewers are assigned to existing paths, each licence has its text, and samples of releases stay unchanged.
-//! `scripts/release` checks a release. Needs only the source tree and git. Takes: 10 s.
+//! dependencies, the compiler is that of the profile, reviewers are assigned to existing paths, each licence has its text, and samples of
+//! releases stay unchanged. `scripts/release` checks a release. Needs only the source tree and git. Takes: 10 s.
 #![forbid(unsafe_code)]
 
 use end_to_end::packages::succeeds;
 use end_to_end::{Context, Result, Scratch, bail, ensure};
 use serde_json::Value;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use vm::workspace;
@@ -103,6 +104,70 @@ fn minimum_rust_version_suffices_for_all_dependencies() -> Result<()> {
             read(page)?.contains(&format!("{ours} or later")),
             "{page} names another version of Rust than {ours}"
         );
+    }
+    Ok(())
+}
+
+/// Returns the compiler that `rust-toolchain.toml` selects.
+fn selected_compiler() -> Result<String> {
+    let file = read("rust-toolchain.toml")?;
+    let mut channels = file
+        .lines()
+        .filter_map(|line| line.strip_prefix("channel = "));
+    let channel = channels.next().context("rust-toolchain.toml: no channel")?;
+    Ok(channel.trim_matches('"').to_owned())
+}
+
+#[test]
+fn selected_compiler_is_that_of_the_profile() -> Result<()> {
+    let compiler = selected_compiler()?;
+    let start = format!("rustc-{compiler}-llvm-");
+    let mut profiles = 0;
+    for entry in std::fs::read_dir(workspace().join("profile"))? {
+        let name = entry?.file_name().to_string_lossy().into_owned();
+        ensure!(name.starts_with(&start), "profile/{name}: not {compiler}");
+        profiles += 1;
+    }
+    ensure!(profiles == 1, "{profiles} profiles");
+    Ok(())
+}
+
+/// Runs `scripts/toolchain` with stubs: rustup prints the list `installed`, and the stable compiler has the version `stable`.
+fn toolchain_of(installed: &str, stable: &str) -> Result<String> {
+    let scratch = Scratch::new()?;
+    let programs = scratch.file("programs");
+    std::fs::create_dir(&programs)?;
+    let rustup = format!("#!/bin/sh\n[ \"$*\" = 'toolchain list' ] && printf '{installed}'\n");
+    let rustc =
+        format!("#!/bin/sh\n[ \"$1\" = +stable ] && echo 'rustc {stable} (0123 2026-04-14)'\n");
+    for (name, text) in [("rustup", rustup), ("rustc", rustc)] {
+        let path = programs.join(name);
+        std::fs::write(&path, text)?;
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755))?;
+    }
+    let mut script = Command::new(workspace().join("scripts/toolchain"));
+    script.env("PATH", format!("{}:/usr/bin:/bin", programs.display()));
+    let printed = succeeds(script.env_remove("RUSTUP_TOOLCHAIN"))?;
+    Ok(printed.trim().to_owned())
+}
+
+#[test]
+fn stable_compiler_serves_as_the_selected_one_of_the_same_version() -> Result<()> {
+    let compiler = selected_compiler()?;
+    let (own, stable) = (
+        format!("{compiler}-x86_64\\n"),
+        "stable-x86_64 (default)\\n",
+    );
+    let both = format!("{stable}{own}");
+    for (installed, version, expected) in [
+        (stable, &*compiler, "stable"),
+        (stable, "1.0.0", ""),
+        (&own, &compiler, ""),
+        (&both, &compiler, ""),
+        ("", &compiler, ""),
+    ] {
+        let found = toolchain_of(installed, version)?;
+        ensure!(found == expected, "{installed}, {version}: {found:?}");
     }
     Ok(())
 }
