@@ -355,8 +355,8 @@ fn histograms_are_cumulative_and_end_with_their_count() {
         }
     }
     assert_eq!(
-        seen, 11,
-        "total by export and by disk, six stages, and three times of queues"
+        seen, 12,
+        "total by export and by disk, six stages, and four times of queues"
     );
     let total = [("export", "e"), ("operation", "read")];
     let sum = value_of(&samples, "lunette_request_duration_seconds_sum", &total);
