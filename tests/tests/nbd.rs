@@ -235,11 +235,13 @@ fn tools_copy_compare_and_map_disks() -> Result<()> {
     nbd.bench(&format!("nbd://{address}/t"), "--rw read --size 1m")
 }
 
-/// Mounts an export as a file, in a mount namespace of its own: `$1` is the URI.
+/// Mounts an export as a file, in a mount namespace of its own: `$1` is the URI. If a command fails, nbdfuse is killed: it would keep the
+/// pipe of the output open. The mount ends with the namespace.
 const NBDFUSE: &str = r#"
 set -e
 mkdir mounted
 nbdfuse -P nbdfuse.pid mounted "$1" &
+trap 'kill -9 $! 2>/dev/null || true' EXIT
 n=0
 until [ -s nbdfuse.pid ]; do
     n=$((n + 1))
@@ -255,9 +257,14 @@ wait
 /// Writes a disk with nbdfuse, and a range of it with fio, which verifies its data.
 fn nbdfuse_and_fio_read_their_own_data(nbd: &Nbd) -> Result<()> {
     let uri = nbd.uri("d");
-    let script = ["unshare", "--mount", "sh", "-c", NBDFUSE, "sh", &uri];
+    // Without root, a mount needs a user namespace.
+    let as_user: &[&str] = match rustix::process::geteuid().is_root() {
+        true => &["unshare"],
+        false => &["unshare", "--user", "--map-root-user"],
+    };
+    let script = ["--mount", "sh", "-c", NBDFUSE, "sh", &uri];
     nbd.random_file("random")?;
-    nbd.ok(&script)?;
+    nbd.ok(&[as_user, &script].concat())?;
     nbd.ok(&["nbdcopy", &uri, "copy"])?;
     same(&nbd.scratch.file("random"), &nbd.scratch.file("copy"))?;
     let uri = format!("--uri={uri}");
