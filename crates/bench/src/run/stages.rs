@@ -1,6 +1,6 @@
 //! Latencies of stages, from the Lunette daemon that serves a subject.
 
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{SocketAddr, ToSocketAddrs, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
@@ -89,11 +89,20 @@ fn is_served_at(export: &ExportStatus, server: &ServerAddress) -> bool {
     };
     let mut bound = export.addresses.iter().filter_map(|one| one.parse().ok());
     bound.any(|bound: SocketAddr| {
-        let is_same = |one: &SocketAddr| bound.ip().is_unspecified() || bound.ip() == one.ip();
+        let is_same = |one: &SocketAddr| match bound.ip().is_unspecified() {
+            true => is_of_this_host(*one),
+            false => bound.ip() == one.ip(),
+        };
         wanted
             .iter()
             .any(|one| one.port() == bound.port() && is_same(one))
     })
+}
+
+/// Returns true if an interface of this host has the IP address. The system binds a socket to such an address only.
+fn is_of_this_host(mut address: SocketAddr) -> bool {
+    address.set_port(0);
+    UdpSocket::bind(address).is_ok()
 }
 
 /// Returns the latencies of the subject's export since `before`.
@@ -160,6 +169,8 @@ mod tests {
         assert_eq!(found("nbd://127.0.0.1:7001/x").as_deref(), Some("b"));
         assert_eq!(found("nbd://127.0.0.1:7002/d0").as_deref(), Some("c"));
         assert_eq!(found("nbd://127.0.0.1:7003/d0"), None);
+        // An address for documentation, which is of no host.
+        assert_eq!(found("nbd://192.0.2.1:7002/d0"), None);
         assert_eq!(found("nbd+unix:///d0?socket=/nonexistent"), None);
     }
 }
