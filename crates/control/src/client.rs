@@ -64,7 +64,7 @@ pub enum ClientError {
     },
     /// The socket may not be opened.
     #[error(
-        "user {} has no permission to open {}; hint: run this command as the user of the daemon or as root, or use control_group",
+        "user {} has no permission to open {}; hint: run this command as the user of the daemon or as root, or set control_group in the configuration file to a group of this user",
         sandbox::user_name(rustix::process::geteuid().as_raw()),
         socket.display()
     )]
