@@ -41,6 +41,8 @@ const SPARE_INTERVAL: Duration = Duration::from_secs(1);
 const USERS_INTERVAL: Duration = Duration::from_secs(5);
 /// Minimum interval between log lines about lost connections.
 const WARNINGS_APART: Duration = Duration::from_secs(1);
+/// Hint if a handshake takes too long.
+const ONE_CONNECTION: &str = "; hint: if it permits no further connection, set multi_conn=false";
 
 /// An open export.
 pub(super) struct Connection {
@@ -199,6 +201,16 @@ pub(super) fn reconnect(core: &Core) -> Result<Connection, String> {
     Ok(connection)
 }
 
+/// Describes why a further connection failed while the disk had one: a server for one client does not begin its handshake.
+pub(super) fn no_further(reason: String) -> String {
+    match reason.strip_suffix(ONE_CONNECTION) {
+        Some(late) => format!(
+            "{late}; hint: a server for one client cannot be asked while the disk is in use; the disk adopts a larger size when it connects again"
+        ),
+        None => reason,
+    }
+}
+
 /// A connected socket with time limits.
 enum Stream {
     Tcp(TcpStream),
@@ -302,8 +314,12 @@ fn tls_client(
 /// Describes an error of a handshake.
 fn broken(error: io::Error) -> String {
     match error.kind() {
-        ErrorKind::WouldBlock => "the server did not complete the handshake in time; hint: if it permits no further connection, set multi_conn=false".to_owned(),
-        ErrorKind::InvalidData => format!("TLS with the server failed: {error}; hint: check ca-cert.pem in tls-certificates, and use a host name that the server's certificate contains"),
+        ErrorKind::WouldBlock => {
+            format!("the server did not complete the handshake in time{ONE_CONNECTION}")
+        }
+        ErrorKind::InvalidData => format!(
+            "TLS with the server failed: {error}; hint: check ca-cert.pem in tls-certificates, and use a host name that the server's certificate contains"
+        ),
         _ => format!("the server has ended the handshake: {error}"),
     }
 }
@@ -402,5 +418,21 @@ pub(super) fn connect(address: &ExportAddress) -> Result<Connection, String> {
         };
         sent.map_err(broken)?;
         output.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn late_further_connection_names_servers_for_one_client() {
+        let late = no_further(broken(ErrorKind::WouldBlock.into()));
+        assert_eq!(
+            late,
+            "the server did not complete the handshake in time; hint: a server for one client cannot be asked while the disk is in use; the disk adopts a larger size when it connects again"
+        );
+        let other = broken(ErrorKind::InvalidData.into());
+        assert_eq!(no_further(other.clone()), other);
     }
 }

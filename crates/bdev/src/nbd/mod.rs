@@ -27,7 +27,7 @@ use ::nbd::wire::{BASE_ALLOCATION, PAYLOAD_MAX, transmission};
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry, SECTOR_BYTES};
 
 use self::channel::NbdChannel;
-use self::connector::{Connector, connect, reconnect};
+use self::connector::{Connector, connect, no_further, reconnect};
 use self::relay::Relay;
 use crate::error::{SIZE_MAX, check_block_size, check_size};
 use crate::file::Durability;
@@ -394,7 +394,13 @@ impl RemoteDevice for Nbd {
     /// The protocol has no notification. A new connection has the present size.
     fn read_size(&self) -> io::Result<()> {
         let core = &self.export.core;
-        let connection = reconnect(core).map_err(io::Error::other)?;
+        let is_connected = core.state.get() == DiskState::Ready;
+        let connection = reconnect(core).map_err(|reason| {
+            io::Error::other(match is_connected {
+                true => no_further(reason),
+                false => reason,
+            })
+        })?;
         core.adopt_size(connection.session.size);
         core.state.notify_change();
         Ok(())
