@@ -446,6 +446,36 @@ fn durable_writes_without_fua_are_flushed() {
     assert_eq!(commands(&peer)[2..], [command::WRITE, command::FLUSH]);
 }
 
+/// The server may have lost its volatile cache with the connection: a flush alone does not make the write durable.
+#[test]
+fn durable_write_is_repeated_if_a_loss_precedes_its_flush() {
+    for writethrough in [false, true] {
+        let peer = Peer::start(PeerOptions {
+            flags: ALL_FLAGS & !transmission::SEND_FUA,
+            fault: Fault::EndAfter(3),
+            ..PeerOptions::default()
+        });
+        let nbd = Nbd::open(&NbdOptions {
+            writethrough,
+            ..options(&peer)
+        });
+        let nbd = nbd.unwrap();
+        let mut worker = Worker::new(&nbd);
+        assert_eq!(worker.read(0, 512).unwrap(), [0; 512]);
+        // Only the connection of the read ends, instead of the reply to the flush.
+        peer.change(|options| options.fault = Fault::None);
+        let write = match writethrough {
+            true => IoRequest::write(0, 512),
+            false => IoRequest::write(0, 512).flagged(IoFlags::FUA),
+        };
+        assert_eq!(worker.run(write, filled(&[1; 512])), Ok(()));
+        let requests = peer.requests();
+        let commands: Vec<u16> = requests.iter().map(|one| one.command).collect();
+        let (write, flush) = (command::WRITE, command::FLUSH);
+        assert_eq!(commands, [command::READ, write, flush, write, flush]);
+    }
+}
+
 #[test]
 fn every_write_has_fua_on_a_server_without_flush() {
     let without = |flags: u16| PeerOptions {

@@ -155,6 +155,8 @@ pub(super) struct NbdChannel {
     /// Operations of the channel on the ring, besides those of the link.
     operations: usize,
     changes: AcknowledgedChanges,
+    /// Maximum range of the next block status request, in bytes.
+    status_span: u64,
     /// Slots that ended with the last receive.
     ended: Vec<(u32, Result<(), ErrorCode>)>,
 }
@@ -178,6 +180,7 @@ impl NbdChannel {
             progress: ServerProgress::default(),
             operations: 0,
             changes: AcknowledgedChanges::default(),
+            status_span: extents::RANGE_MAX,
             ended: Vec::new(),
         };
         channel.start_expiry(attach.ring());
@@ -231,7 +234,8 @@ impl NbdChannel {
             && let Some(index) = self.waiting.pop_front()
         {
             let slot = &mut self.slots[index];
-            let (request, has_payload) = next_request(core, slot, link.payload_max);
+            let (request, has_payload) =
+                next_request(core, slot, link.payload_max, self.status_span);
             slot.stage = Stage::Sent;
             slot.step = request.length;
             slot.covers = self.changes.all;
@@ -286,8 +290,9 @@ impl NbdChannel {
                 }
                 Ok(Event::Status { slot, descriptors }) => {
                     let slot = &self.slots[slot];
-                    let start = requested(&self.export.core, &slot.io).start;
+                    let start = requested(&self.export.core, &slot.io, self.status_span).start;
                     let status = extents::answer(&slot.io, start, &descriptors);
+                    self.status_span = extents::next_span(self.status_span, descriptors.len());
                     slot.buffer.write_at(0, &status);
                 }
                 // The request is sent again over the next connection.
@@ -512,12 +517,13 @@ fn has_fua_flag(core: &Core, io: &IoRequest) -> bool {
     is_durable(core, io) && core.promises.has(transmission::SEND_FUA)
 }
 
-fn requested(core: &Core, io: &IoRequest) -> std::ops::Range<u64> {
-    extents::requested(io, core.info.io_alignment.into(), core.capacity.bytes())
+fn requested(core: &Core, io: &IoRequest, span: u64) -> std::ops::Range<u64> {
+    let alignment = core.info.io_alignment.into();
+    extents::requested(io, span, alignment, core.capacity.bytes())
 }
 
-/// Returns the request of an I/O's next step, and whether it has a payload.
-fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool) {
+/// Returns the request of an I/O's next step, and whether it has a payload. `span`: the maximum range of a block status.
+fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32, span: u64) -> (Request, bool) {
     let io = &slot.io;
     let left = io.length - slot.done.min(io.length);
     let fua = match has_fua_flag(core, io) {
@@ -537,7 +543,7 @@ fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool
             (command::WRITE_ZEROES, fua | no_hole, left.min(PLAIN_MAX))
         }
         IoKind::BlockStatus => {
-            let range = requested(core, io);
+            let range = requested(core, io, span);
             let length = range.end - range.start;
             (command::BLOCK_STATUS, 0, length)
         }
@@ -547,7 +553,7 @@ fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool
     };
     let offset = match command {
         command::FLUSH => 0,
-        command::BLOCK_STATUS => requested(core, io).start,
+        command::BLOCK_STATUS => requested(core, io, span).start,
         _ => io.offset + slot.done,
     };
     let request = Request {
@@ -560,9 +566,12 @@ fn next_request(core: &Core, slot: &NbdSlot, payload_max: u32) -> (Request, bool
     (request, command == command::WRITE)
 }
 
-/// Returns true if acknowledged steps of an I/O survive the loss of the connection, or a later flush reports their loss.
+/// Returns true if acknowledged steps of an I/O are not repeated after the loss of the connection. With `CAN_MULTI_CONN`, steps of a change
+/// that need not be durable are like acknowledged changes: a later flush covers them, unless the server has lost its volatile cache, which
+/// the protocol does not report. A durable change without FUA is repeated, because it is not acknowledged before its flush.
 fn keeps_steps(core: &Core, io: &IoRequest) -> bool {
-    !io.modifies() || has_fua_flag(core, io) || core.promises.has_multi_conn()
+    let is_covered = core.promises.has_multi_conn() && !is_durable(core, io);
+    !io.modifies() || has_fua_flag(core, io) || is_covered
 }
 
 /// Classifies an error of the server.

@@ -2,17 +2,28 @@
 
 use std::ops::Range;
 
-use block::{Allocation, Extent, IoRequest, encode_extents};
+use block::{Allocation, EXTENTS_MAX, Extent, IoRequest, encode_extents};
 use nbd::reply::Descriptor;
 use nbd::wire::allocation;
 
 /// Maximum range of one request in bytes.
-const RANGE_MAX: u64 = 1 << 30;
+pub(super) const RANGE_MAX: u64 = 1 << 30;
+/// The range of one request does not shrink below this, in bytes.
+const RANGE_MIN: u64 = 1 << 20;
 
-/// Returns the range to request for a block status I/O: whole blocks of the server.
-pub(super) fn requested(io: &IoRequest, alignment: u64, capacity: u64) -> Range<u64> {
+/// Returns the maximum range of the next request after a reply with `count` extents. An I/O uses [`EXTENTS_MAX`] of them, and some servers
+/// examine the whole range for each reply.
+pub(super) fn next_span(span: u64, count: usize) -> u64 {
+    match count > 2 * EXTENTS_MAX {
+        true => (span / 4).max(RANGE_MIN),
+        false => (span * 2).min(RANGE_MAX),
+    }
+}
+
+/// Returns the range to request for a block status I/O: whole blocks of the server. `span`: the maximum range.
+pub(super) fn requested(io: &IoRequest, span: u64, alignment: u64, capacity: u64) -> Range<u64> {
     let start = io.offset - io.offset % alignment;
-    let end = io.offset + io.length.min(RANGE_MAX);
+    let end = io.offset + io.length.min(span);
     let end = end
         .next_multiple_of(alignment)
         .min(capacity - capacity % alignment);
@@ -98,9 +109,21 @@ mod tests {
     #[test]
     fn requests_have_whole_blocks_of_the_server() {
         let io = IoRequest::block_status(4608, 512);
-        assert_eq!(requested(&io, 4096, 1 << 20), 4096..8192);
-        assert_eq!(requested(&io, 512, 1 << 20), 4608..5120);
+        assert_eq!(requested(&io, RANGE_MAX, 4096, 1 << 20), 4096..8192);
+        assert_eq!(requested(&io, RANGE_MAX, 512, 1 << 20), 4608..5120);
         let all = IoRequest::block_status(0, 1 << 40);
-        assert_eq!(requested(&all, 65_536, 1 << 40), 0..1 << 30);
+        assert_eq!(requested(&all, RANGE_MAX, 65_536, 1 << 40), 0..1 << 30);
+        assert_eq!(requested(&all, RANGE_MIN, 65_536, 1 << 40), 0..1 << 20);
+    }
+
+    #[test]
+    fn range_shrinks_while_replies_have_many_unused_extents() {
+        let mut span = RANGE_MAX;
+        for expected in [1 << 28, 1 << 26, 1 << 24, 1 << 22, 1 << 20, 1 << 20] {
+            span = next_span(span, 2 * EXTENTS_MAX + 1);
+            assert_eq!(span, expected);
+        }
+        assert_eq!(next_span(span, 2 * EXTENTS_MAX), 1 << 21);
+        assert_eq!(next_span(RANGE_MAX, 1), RANGE_MAX);
     }
 }
