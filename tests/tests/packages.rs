@@ -115,6 +115,9 @@ fn installed(root: &Path) -> Result<()> {
         ("usr/share/bash-completion/completions/lunette", 0o644),
         ("usr/share/doc/lunette/examples/lunette.toml", 0o644),
         ("usr/share/doc/lunette/docs/operations.md", 0o644),
+        ("usr/share/doc/lunette/docs/lab/iscsi.md", 0o644),
+        ("usr/share/doc/lunette/SECURITY.md", 0o644),
+        ("usr/share/doc/lunette/contrib/jobs/four-disks.fio", 0o644),
         ("usr/share/doc/lunette/contrib/grafana/lunette.json", 0o644),
         (
             "usr/share/doc/lunette/contrib/prometheus/lunette.rules.yml",
@@ -157,6 +160,10 @@ fn apparmor_profile(root: &Path) -> Result<()> {
     let compiled = compile(&installed)?;
     ensure!(compiled.status.success(), "{}", text(&compiled.stderr));
     let rules = std::fs::read_to_string(&installed)?;
+    // For events of block devices, and for the identity of the iSCSI initiator.
+    for needed in ["network netlink dgram,", "/var/lib/lunette/{,**} rwkl,"] {
+        ensure!(rules.contains(needed), "no rule {needed}");
+    }
     let broken = root.join("tmp/broken");
     std::fs::write(&broken, rules.replace("rwk,", "rwq,"))?;
     ensure!(!compile(&broken)?.status.success(), "an unknown permission");
