@@ -147,7 +147,11 @@ fn many_disks_are_filtered_sorted_and_measured_one_by_one() -> Result<()> {
     browser.until("return !document.getElementById('main').hidden")?;
 
     // The unit attentions of a new session are left.
-    while readers.run(0, &READ)? != 0 || readers.run(1, &READ)? != 0 {}
+    let are_left = wait_until(SOON, || {
+        let succeed = readers.run(0, &READ).ok()? == 0 && readers.run(1, &READ).ok()? == 0;
+        succeed.then_some(())
+    });
+    are_left.context("unit attentions stay")?;
     let measured = ["d2", "d3", "slow"].map(|disk| cell("disks", disk, "p99"));
     let exports = [TARGET, "c"].map(|export| cell("exports", export, "p99"));
     let all = [&measured[..], &exports[..]].concat().join(", ");
