@@ -10,6 +10,9 @@ use crate::connection::Connection;
 use crate::encryption::Encryption;
 use crate::progress::Position;
 
+/// Maximum capacity of `headers` that is kept for later replies: a reply to a block status can be much longer than others.
+const KEPT_MAX: usize = 64 << 10;
+
 /// A part of the next message, in stream order.
 #[derive(Clone, Copy, Debug)]
 enum Piece {
@@ -140,8 +143,27 @@ impl Output {
     /// Removes everything that was put into a message.
     fn clear(&mut self) {
         self.pieces.clear();
-        self.headers.clear();
+        match self.headers.capacity() > KEPT_MAX {
+            true => self.headers = Vec::new(),
+            false => self.headers.clear(),
+        }
         self.listed = 0;
         self.data_bytes = 0;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_of_a_long_reply_is_freed() {
+        let mut output = Output::default();
+        output.headers().resize(KEPT_MAX, 0);
+        output.clear();
+        assert!(output.headers().is_empty() && output.headers().capacity() >= KEPT_MAX);
+        output.headers().resize(1 << 20, 0);
+        output.clear();
+        assert_eq!(output.headers().capacity(), 0);
     }
 }

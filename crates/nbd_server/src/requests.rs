@@ -154,7 +154,8 @@ impl Slot {
         };
     }
 
-    /// Continues after an I/O of a block status. The next one begins at the end of the last extent, if there is memory for its extents.
+    /// Continues after an I/O of a block status. The next one begins at the end of the last extent, if there is memory for its extents and the
+    /// request has not had too many I/Os.
     fn status_ended(&mut self, one: bool, block: u32) {
         self.stage = Stage::Done(Ok(()));
         let Values { to, length, .. } = self.values;
@@ -164,12 +165,14 @@ impl Slot {
             return;
         };
         self.extents += count;
+        self.ios += 1;
         let covered = end.saturating_sub(to.offset).min(length);
-        let has_memory = status::has_memory(self.extents, status::memory(length, one));
+        let has_room = status::has_memory(self.extents, status::memory(length, one))
+            && self.ios < status::IOS_MAX;
         // An I/O begins at a whole block.
         let is_whole = covered.is_multiple_of(block.max(1).into());
         let can_continue = covered > self.covered && is_whole;
-        if can_continue && covered < length && !one && has_memory {
+        if can_continue && covered < length && !one && has_room {
             self.covered = covered;
             self.stage = Stage::Ready;
         }
@@ -225,6 +228,13 @@ impl Connection {
             return Resources::Available;
         }
         let used = self.buffers.in_use();
+        // The reply to a block status is as long as its memory, for each context. A request in flight continues the connection.
+        if request.command == command::BLOCK_STATUS && self.slots.busy() > 0 {
+            let replies = length.saturating_mul(self.peer.contexts.len());
+            if (used + replies) as u64 + self.output.unsent() > limits.output_bytes {
+                return Resources::None;
+            }
+        }
         let is_allowed = used == 0 || used + buffer_size(length) <= limits.data_bytes;
         match (is_allowed, is_allowed && self.buffers.has(length)) {
             (_, true) => Resources::Available,
@@ -509,11 +519,18 @@ impl Connection {
         }
     }
 
-    /// Hop 6: queues the replies of all finished requests.
+    /// Hop 6: queues the replies of finished requests. A reply with many extents defers the others to the next iteration.
     pub(crate) fn answer_all(&mut self) {
         let mut done = std::mem::take(&mut self.schedule.done);
-        for index in done.drain(..) {
-            self.answer(index);
+        let (mut count, mut extents) = (0, 0);
+        while count < done.len() && extents < status::EXTENTS_PER_ITERATION {
+            extents += self.slots.get(done[count]).extents;
+            self.answer(done[count]);
+            count += 1;
+        }
+        done.drain(..count);
+        if !done.is_empty() {
+            self.handle.send(|_, _| {});
         }
         self.schedule.done = done;
     }
@@ -575,5 +592,41 @@ impl Connection {
         let contexts: Vec<ContextStatus> = self.peer.contexts.iter().map(of_context).collect();
         let style = self.peer.rules.style;
         reply::block_status(self.output.headers(), style, to, &contexts, unit);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use block::encode_extents;
+
+    use super::*;
+    use crate::slots::Slots;
+
+    #[test]
+    fn a_status_ends_after_a_number_of_ios() {
+        let values = Values {
+            action: Action::BlockStatus { one: false },
+            to: ReplyTo {
+                cookie: 1,
+                offset: 0,
+            },
+            length: 64 << 30,
+            operation: Operation::Other,
+        };
+        let mut slots = Slots::default();
+        let index = slots.take(values, Stage::Ready);
+        let slot = slots.get(index);
+        let memory = status::memory(values.length, false);
+        slot.buffer = Some(IoBuffer::owned(memory));
+        for number in 1..=status::IOS_MAX {
+            assert_eq!(slot.stage, Stage::Ready, "before I/O {number}");
+            let at = slot.covered;
+            let found = encode_extents(at..at + 4096, |_| Extent::data(at + 4096));
+            let buffer = slot.buffer.as_ref().unwrap();
+            buffer.write_at(status::bytes(slot.extents), &found);
+            slot.io_ended(Ok(()), 512);
+        }
+        assert_eq!(slot.stage, Stage::Done(Ok(())));
+        assert_eq!(slot.extents, status::IOS_MAX as usize);
     }
 }

@@ -40,6 +40,8 @@ pub(crate) struct Slot {
     pub covered: u64,
     /// Extents in `buffer`, of a block status.
     pub extents: usize,
+    /// I/Os of a block status that have ended.
+    pub ios: u32,
     /// Data: received, read, or in the memory of the disk.
     pub buffer: Option<IoBuffer>,
     /// The request was pending, so that `stamps` are not those of a batch.
@@ -62,6 +64,7 @@ impl Slots {
             values,
             covered: 0,
             extents: 0,
+            ios: 0,
             buffer: None,
             pended: false,
             stamps: Stamps::default(),

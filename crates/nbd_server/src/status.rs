@@ -13,6 +13,10 @@ use nbd::wire::{DIRTY, allocation};
 const EXTENT_MIN: u64 = 4096;
 /// Maximum memory for the extents of one request: 65,280 extents and one more I/O.
 const MEMORY_MAX: usize = 1 << 20;
+/// Maximum number of I/Os for one request. Clients request the rest.
+pub(crate) const IOS_MAX: u32 = 1024;
+/// A connection answers no further request in an iteration after replies with this many extents.
+pub(crate) const EXTENTS_PER_ITERATION: usize = 1024;
 /// Maximum number of extents of a dirty bitmap in one reply. Clients request the rest.
 const DIRTY_EXTENTS_MAX: usize = 1 << 16;
 /// Maximum range of a dirty bitmap in one reply, in bytes. Bounds the number of bits that a worker examines.
