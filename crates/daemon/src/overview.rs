@@ -117,7 +117,7 @@ impl View for Overview {
         let slow = self.history.slow_disks();
         let disks = live.config.disks.iter().map(|disk| {
             let space = spaces.get(&disk.name);
-            let status = bodies::disk_status(&live, &self.servers.units, disk, Vec::new());
+            let status = bodies::disk_status(&live, disk, Vec::new());
             DiskStatus {
                 name: disk.name.clone(),
                 backend: disk.backend.word().to_owned(),

@@ -45,4 +45,4 @@ pub use response::{Residual, Response, SenseData, Status};
 pub use sense::{SENSE_LENGTH_MAX, Sense, SenseBytes, SenseCode, SenseKey, SenseSpecific};
 pub use target::{AttachError, LunMap, PlainUnit, Target, TargetView};
 pub use task_management::{AbortScope, Managed, TaskManagementFunction, TaskTag};
-pub use unit_state::{AccessState, AccessStates, forget};
+pub use unit_state::{AccessState, AccessStates, forget, saved_initiator_state};

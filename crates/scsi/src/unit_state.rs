@@ -11,7 +11,7 @@ use crate::directory::{Store, Unusable};
 use crate::logical_unit::UnitId;
 use crate::mode::ModePages;
 use crate::nexus::{Nexus, NexusId, TargetPort};
-use crate::reservations::{Effects, Registrant, Reservations};
+use crate::reservations::{DaemonId, Effects, Registrant, Reservations};
 use crate::sanitizing::SavedOperation;
 use crate::sense::{Sense, SenseCode, SenseKey, SenseSpecific};
 use crate::sharing::Sharing;
@@ -172,6 +172,15 @@ pub fn forget(store: &dyn Store, info: &DiskInfo) {
     }
 }
 
+/// Returns the kinds of state that initiators have set and that is saved for a disk without a logical unit. May block.
+pub fn saved_initiator_state(store: &dyn Store, info: DiskInfo) -> Vec<&'static str> {
+    let state = UnitState::new(store, info).initiator_state();
+    let names = INITIATOR_STATE.into_iter().zip(state);
+    names
+        .filter_map(|(name, is_set)| is_set.then_some(name))
+        .collect()
+}
+
 impl UnitState {
     /// Creates the state after power on, including the saved state in the store.
     pub fn new(store: &dyn Store, info: DiskInfo) -> UnitState {
@@ -308,9 +317,13 @@ impl UnitState {
     /// Returns the kinds of state that initiators have set, in the order of [`INITIATOR_STATE`].
     pub fn initiator_state(&self) -> [bool; INITIATOR_STATE.len()] {
         let is_unknown = |kind| self.unknown.iter().any(|(unknown, _)| *unknown == kind);
-        let is_registered = !self.reservations.registrations.is_empty();
+        // The shared state has the registrations of other daemons too. The holder of a persistent reservation is registered.
+        let is_here = |who: &Registrant| self.sharing.is_none() || who.daemon == DaemonId::THIS;
+        let mut registrations = self.reservations.registrations.iter();
+        let is_registered = registrations.any(|one| is_here(&one.who));
+        let is_reserved = self.reservations.reserved_by.is_some();
         [
-            is_registered || self.reservations.held() || is_unknown(Saved::Reservations),
+            is_registered || is_reserved || is_unknown(Saved::Reservations),
             self.modes.is_changed() || is_unknown(Saved::ModePages),
             self.progress != Progress::Idle || is_unknown(Saved::Operation),
             !self.loaded,

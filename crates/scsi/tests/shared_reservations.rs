@@ -95,6 +95,8 @@ fn reservation_holds_at_the_other_daemon_until_preempted() {
     assert_eq!(write(&mut a), REGISTRATIONS_PREEMPTED);
     assert_eq!(write(&mut a), CONFLICT);
     assert_eq!(keys(&mut a), [2]);
+    assert_eq!(a.unit(0).initiator_state().next(), None);
+    assert_eq!(b.unit(0).initiator_state().next(), Some("reservations"));
     // Exclusive access excludes readers too.
     assert_eq!(out(&mut b, RELEASE, 1, [2, 0], 0), GOOD);
     assert_eq!(out(&mut b, RESERVE, 3, [2, 0], 0), GOOD);

@@ -111,6 +111,8 @@ fn changed_mode_pages_and_an_ejected_medium_are_initiator_state() {
     select(&mut bed, true, &control(0x04, 0));
     select(&mut bed, false, &control(0x00, 0));
     assert_eq!(state(), ["mode-pages"], "D_SENSE is saved");
+    let (store, disk) = (bed.directory.store(), info(512, 2048, 0));
+    assert_eq!(scsi::saved_initiator_state(store, disk), ["mode-pages"]);
     select(&mut bed, true, &control(0x00, 0));
     assert!(state().is_empty());
     bed.run(0, &[0x1b, 0, 0, 0, 0x02, 0], &[], 0);

@@ -207,6 +207,14 @@ impl Units {
         entry.map(|(_, unit)| unit.clone())
     }
 
+    /// Returns the kinds of state that initiators have set; without a logical unit, those that the next one will load. May block.
+    pub fn initiator_state(&self, disk: &Arc<Disk>) -> Vec<&'static str> {
+        match self.known(disk) {
+            Some(unit) => unit.initiator_state().collect(),
+            None => scsi::saved_initiator_state(self.store(), (*disk.info()).clone()),
+        }
+    }
+
     /// Removes a disk that no transport exports any more.
     pub fn remove(&self, disk: &Arc<Disk>) {
         let mut entries = self.entries.write().unwrap_or_else(PoisonError::into_inner);

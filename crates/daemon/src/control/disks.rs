@@ -23,7 +23,8 @@ use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
     ReadErrors,
 ))]
 pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Disk>>, ErrorResponse> {
-    Ok(Json(all(api.overview()?)))
+    let overview = api.overview()?.clone();
+    Ok(Json(blocking(move || all(&overview)).await?))
 }
 
 /// Show a disk.
@@ -35,7 +36,7 @@ pub(super) async fn show(
     State(api): State<Api>,
     Path(name): Path<String>,
 ) -> Result<Json<Disk>, ErrorResponse> {
-    one(api.overview()?, &name).map(Json)
+    shown(&api, &name).await
 }
 
 /// Create a disk, or update its size, limits and error policy.
@@ -66,7 +67,7 @@ pub(super) async fn put(
         true => StatusCode::OK,
         false => StatusCode::CREATED,
     };
-    Ok((status, Json(one(api.overview()?, &name)?)).into_response())
+    Ok((status, shown(&api, &name).await?).into_response())
 }
 
 /// Resize a disk; without a size, to the present size of its file, block device, image or NBD export.
@@ -104,7 +105,7 @@ pub(super) async fn resize(
             followed.await?;
         }
     }
-    Ok(Json(one(api.overview()?, &name)?).into_response())
+    Ok(shown(&api, &name).await?.into_response())
 }
 
 /// Set the limits of a disk. A key that is absent removes that limit.
@@ -121,7 +122,7 @@ pub(super) async fn limit(
     let limits = limits_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::LimitDisk(name.clone(), limits);
     api.change(change, Force::default()).await?;
-    one(api.overview()?, &name).map(Json)
+    shown(&api, &name).await
 }
 
 /// Set the error policy of a disk. Waiting I/Os are submitted again, and end by the new policy.
@@ -138,7 +139,7 @@ pub(super) async fn set_error_policy(
     let settings = disk_settings_json(&json(body)?).map_err(Refusal::from)?;
     let change = Change::SetDisk(name.clone(), settings);
     api.change(change, Force::default()).await?;
-    one(api.overview()?, &name).map(Json)
+    shown(&api, &name).await
 }
 
 /// Resume a disk: submit its waiting I/Os again.
@@ -155,7 +156,7 @@ pub(super) async fn resume(
     api.manager
         .ask(move |owner| owner.disks.resume_named(&resumed))
         .await?;
-    one(api.overview()?, &name).map(Json)
+    shown(&api, &name).await
 }
 
 /// Give a disk that no export serves a new identity. Its clients then find another disk, without reservations and saved mode pages.
@@ -176,7 +177,7 @@ pub(super) async fn renew_identity(
         .ask(move |owner| owner.renew_identity(&disk, reply))
         .await?;
     renewed.await.map_err(|_| Refusal::Ending)??;
-    one(api.overview()?, &name).map(Json)
+    shown(&api, &name).await
 }
 
 /// Remove a disk.
@@ -212,7 +213,20 @@ fn all(overview: &Overview) -> Vec<Disk> {
     disks.collect()
 }
 
-pub(super) fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
+/// Returns an error if there is no such disk.
+pub(super) fn check_exists(overview: &Overview, name: &str) -> Result<(), ErrorResponse> {
+    let live = overview.live();
+    let config = live.config.disk(name);
+    config.map(drop).ok_or_else(|| missing(name, &live))
+}
+
+/// Returns a disk as the response. A state directory that does not answer blocks only this request.
+pub(super) async fn shown(api: &Api, name: &str) -> Result<Json<Disk>, ErrorResponse> {
+    let (overview, name) = (api.overview()?.clone(), name.to_owned());
+    blocking(move || one(&overview, &name)).await?.map(Json)
+}
+
+fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
     let live = overview.live();
     let config = live.config.disk(name);
     let config = config.ok_or_else(|| missing(name, &live))?;
@@ -226,9 +240,13 @@ fn with_status(
     config: &DiskConfig,
     used_by: Vec<String>,
 ) -> Disk {
-    let units = &overview.servers.units;
+    let mut status = bodies::disk_status(live, config, used_by);
+    if let Some(disk) = live.disks.get(&config.name) {
+        let state = overview.servers.units.initiator_state(disk);
+        status.initiator_state = state.into_iter().map(str::to_owned).collect();
+    }
     Disk {
-        status: Some(bodies::disk_status(live, units, config, used_by)),
+        status: Some(status),
         ..bodies::disk(config)
     }
 }

@@ -16,7 +16,7 @@ use axum::response::{IntoResponse, Response};
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
 use super::api::{Api, Path, read};
-use super::disks::one;
+use super::disks::{check_exists, shown};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
 use crate::jobs::{
@@ -43,7 +43,7 @@ pub(super) async fn list(State(api): State<Api>) -> Result<Json<Vec<Job>>, Error
 /// Returns the job of a disk. The error differs for an unknown disk.
 fn job_of(api: &Api, name: &str) -> Result<Arc<jobs::Job>, ErrorResponse> {
     let found = api.context()?.jobs.of(name);
-    found.or_else(|refusal| one(api.overview()?, name).and(Err(refusal.into())))
+    found.or_else(|refusal| check_exists(api.overview()?, name).and(Err(refusal.into())))
 }
 
 /// Show the job of a disk.
@@ -228,9 +228,12 @@ pub(super) async fn snapshot(
     let overlays = caller.check_overlays(&api, overlays).await?;
     let context = api.context()?.clone();
     elsewhere(move || take(&context, &overlays)).await?;
-    let overview = api.overview()?;
-    let disks = wanted.disks.iter().map(|disk| one(overview, &disk.disk));
-    disks.collect::<Result<Vec<_>, _>>().map(Json)
+    let mut disks = Vec::with_capacity(wanted.disks.len());
+    for disk in &wanted.disks {
+        let Json(disk) = shown(&api, &disk.disk).await?;
+        disks.push(disk);
+    }
+    Ok(Json(disks))
 }
 
 /// Runs blocking work on a thread of its own.

@@ -2,7 +2,6 @@
 
 use bdev::{BlockDevice, Disk as ServedDisk, DiskState};
 use control::objects::{Disk, DiskStatus, Export, Lun};
-use scsi_exec::Units;
 
 use super::Live;
 use config::{DiskConfig, ExportConfig, LunConfig};
@@ -12,13 +11,8 @@ pub fn disk(disk: &DiskConfig) -> Disk {
     Disk::new(&disk.name, disk.backend.word(), disk.body_values())
 }
 
-/// Returns the state of a configured disk. `used_by` names its exports and logical units.
-pub fn disk_status(
-    live: &Live,
-    units: &Units,
-    config: &DiskConfig,
-    used_by: Vec<String>,
-) -> DiskStatus {
+/// Returns the state of a configured disk, without the state that initiators have set. `used_by` names its exports and logical units.
+pub fn disk_status(live: &Live, config: &DiskConfig, used_by: Vec<String>) -> DiskStatus {
     let disk = live.disks.get(&config.name);
     let info = disk.map(|disk| disk.info());
     let state = match disk {
@@ -43,12 +37,10 @@ pub fn disk_status(
         None => vec![config.backend.word()],
     };
     let removing = live.draining.iter().find_map(|one| one.disk(&config.name));
-    let unit = disk.and_then(|disk| units.known(disk));
-    let initiator_state = unit.iter().flat_map(|unit| unit.initiator_state());
     let info_read_only = info.as_ref().is_some_and(|info| info.read_only);
     DiskStatus {
         reservations_unknown: disk.and_then(|disk| reservations_unknown(disk)),
-        initiator_state: initiator_state.map(str::to_owned).collect(),
+        initiator_state: Vec::new(),
         damage: device.as_deref().and_then(damage),
         removing_seconds: removing.map(|time| time.as_secs()),
         size: match geometry {
