@@ -61,19 +61,20 @@ impl SharedDisk<'_> {
     }
 
     /// Checks that no initiator has set state that is in this daemon only.
-    fn check_initiator_state(&self) -> Result<()> {
-        let status = self.disk.status.as_ref();
-        let Some(kind) = status.and_then(|status| status.initiator_state.first()) else {
+    fn check_initiator_state(&self, is_scsi: bool) -> Result<()> {
+        let mut state = self.disk.status.iter().flat_map(|s| &s.initiator_state);
+        // Guests with a virtio-blk disk see only that its content is undefined.
+        let Some(kind) = state.find(|kind| is_scsi || *kind == "sanitize") else {
             return Ok(());
         };
         let (state, hint) = match kind.as_str() {
             "reservations" => (
                 "persistent reservations",
-                "show them with lunette reservation show, and clear them in the guest: sg_persist --out --clear",
+                "show them with lunette reservation show, and clear them in the guest: sg_persist --out --clear --param-rk=KEY /dev/sdX; a RESERVE: sg_raw /dev/sdX 17 00 00 00 00 00",
             ),
             "mode-pages" => (
                 "mode pages that differ from the defaults",
-                "restore them in the guest: sdparm --defaults --save",
+                "restore them in the guest: sdparm --defaults --page=ca --save /dev/sdX, the same with --page=co and --page=ie",
             ),
             "sanitize" => (
                 "an unfinished SANITIZE or FORMAT UNIT",
@@ -136,13 +137,8 @@ pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
     let (from, to) = (Daemon::ask(from)?, Daemon::ask(to)?);
     let is_moved = |export: &&ExportStatus| moved.contains(&export.name.as_str());
     let place = to.control.display();
-    for lun in from
-        .status
-        .exports
-        .iter()
-        .filter(is_moved)
-        .flat_map(|export| &export.luns)
-    {
+    let exports = from.status.exports.iter().filter(is_moved);
+    for (export, lun) in exports.flat_map(|one| one.luns.iter().map(move |lun| (one, lun))) {
         let name = &lun.disk;
         let here = from.disk(name).with_context(|| format!("no disk {name}"))?;
         let there = to.disk(name).with_context(|| {
@@ -150,7 +146,7 @@ pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
                 "the daemon at {place} has no disk {name}; hint: lunette disk add --socket {place}"
             )
         })?;
-        check_disk(&here, &there)
+        check_disk(&here, &there, export.kind == "vhost-scsi")
             .with_context(|| format!("disk {name} of the daemon at {place}"))?;
         if let Some(job) = jobs
             .iter()
@@ -213,8 +209,8 @@ fn check_storage(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the disk `there` can replace `here` under a guest.
-fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
+/// Checks that the disk `there` can replace `here` under a guest. `is_scsi`: the guest sends SCSI commands to it.
+fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>, is_scsi: bool) -> Result<()> {
     ensure!(
         !here.is_in_memory() && !there.is_in_memory(),
         "the disk is in the memory of one daemon; hint: use a file or an image that both daemons reach"
@@ -240,8 +236,8 @@ fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
         there.lock(),
         here.lock_hint()
     );
-    here.check_initiator_state()?;
-    there.check_initiator_state()?;
+    here.check_initiator_state(is_scsi)?;
+    there.check_initiator_state(is_scsi)?;
     let shown = |one: &SharedDisk<'_>| {
         let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
         format!(
@@ -281,6 +277,10 @@ mod tests {
 
     /// Returns the refusal of a disk of the second daemon, or an empty text.
     fn refusal(here: &[(&str, Value)], there: &[(&str, Value)]) -> String {
+        refusal_of(here, there, true)
+    }
+
+    fn refusal_of(here: &[(&str, Value)], there: &[(&str, Value)], is_scsi: bool) -> String {
         let (here, there) = (disk(here), disk(there));
         let shared = |(disk, summary), control| SharedDisk {
             control: Path::new(control),
@@ -290,6 +290,7 @@ mod tests {
         let checked = check_disk(
             &shared((&here.0, &here.1), "A"),
             &shared((&there.0, &there.1), "B"),
+            is_scsi,
         );
         checked
             .err()
@@ -391,6 +392,8 @@ mod tests {
             );
             let there = refusal(&[], &state(kind));
             assert!(there.contains("the daemon at B"), "{there}");
+            let block = refusal_of(&state(kind), &[], false);
+            assert_eq!(block.is_empty(), kind != "sanitize", "{block}");
         }
     }
 
