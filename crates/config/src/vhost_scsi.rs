@@ -15,7 +15,7 @@ pub static VHOST_SCSI: ExportKind = ExportKind {
     transport: Transport::VhostScsi,
     word: "vhost-scsi",
     table: "vhost_scsi",
-    form: "NAME:SOCKET, then ,queues=N as needed: c0:/run/lunette/c0.sock",
+    form: "NAME:SOCKET, then ,queues=N and ,nexus=NAME as needed: c0:/run/lunette/c0.sock",
     example: "tables with the header [[vhost_scsi]]",
     schema: "VhostScsi",
     summary: "A virtio-scsi controller on one vhost-user socket.",
@@ -41,7 +41,7 @@ pub static VHOST_SCSI_KEYS: &[ExportKey] = &[
         "maximum number of request queues, without the control and event queues"; both queues
     },
     key! { "nexus": NAME; "the export's name"; RunTime::ENDS_SESSION;
-        "I_T nexus, to which the registrations of persistent reservations belong. Exports with the same value are one nexus: use it for the two exports of a guest that [migrates](migration.md)";
+        "name of the SCSI initiator to which persistent reservations belong; exports with the same value act as one initiator: use it for the two exports of a guest that [migrates](migration.md)";
         both nexus
     },
     WORKERS,

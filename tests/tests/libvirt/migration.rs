@@ -185,9 +185,10 @@ impl Drop for Host {
 fn migrate(from: &Host, to: &Host, domain: &Path, how: &[&str], agent: &Agent) -> Result<Agent> {
     let domain = domain.display().to_string();
     let (uri, port) = (to.uri(), format!("tcp://{}", free_portal()?));
-    let words = ["migrate", "--live", "--xml", &domain];
+    let timeout = ["--timeout", "60", "--timeout-suspend"];
+    let words = [&["migrate", "--live"][..], &timeout, &["--xml", &domain]].concat();
     let place = ["g", &uri, "--migrateuri", &port];
-    from.virsh(&[&words, how, &place].concat())?;
+    from.virsh(&[&words[..], how, &place].concat())?;
     let mut moved = to.agent()?;
     moved.continue_from(agent);
     let guests = (

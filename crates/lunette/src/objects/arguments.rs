@@ -394,8 +394,8 @@ pub enum NewExport {
     },
     /// Export a virtio-scsi controller on a vhost-user socket
     VhostScsi {
-        /// Name and socket, then ,queues=N, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or ,dedicated, as
-        /// for serve --vhost-scsi
+        /// Name and socket, then ,queues=N, ,nexus=NAME, ,socket_mode=0660, ,socket_owner=USER, ,socket_group=GROUP, ,workers=1+3 or
+        /// ,dedicated, as for serve --vhost-scsi
         #[arg(value_name = "NAME:SOCKET")]
         export: String,
     },
