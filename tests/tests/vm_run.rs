@@ -243,10 +243,17 @@ fn unfinished_migration(
     end: impl FnOnce(&Child, &mut Daemon) -> Result<()>,
 ) -> Result<String> {
     let control = second.control().display().to_string();
-    // Without planned downtime, QEMU copies the memory of a busy guest again and again.
-    let words = ["migrate", "two", "--downtime-limit", "0", "--to-daemon"];
+    // The copy takes longer than the end.
+    let words = [
+        "migrate",
+        "two",
+        "--bandwidth",
+        "1",
+        "--to-daemon",
+        &control,
+    ];
     let mut client = guests
-        .command(&[&words[..], &[&control]].concat())
+        .command(&words)
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;

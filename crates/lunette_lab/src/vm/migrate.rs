@@ -21,6 +21,9 @@ pub struct MigrateArguments {
     /// Downtime in milliseconds that QEMU may plan. QEMU copies changed memory in further rounds until the rest takes less time
     #[arg(long, value_name = "MS", default_value_t = 300)]
     downtime_limit: u64,
+    /// Maximum number of MiB per second that QEMU sends [default: no limit]
+    #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
+    bandwidth: Option<u32>,
     /// Time limit in seconds. The migration is then cancelled and the guest continues
     #[arg(long, value_name = "SECONDS", default_value_t = 300)]
     within: u64,
@@ -61,6 +64,7 @@ pub fn run(arguments: &MigrateArguments) -> Outcome {
     let to_daemon = arguments.to_daemon.as_ref();
     let options = MigrationOptions {
         downtime_ms: arguments.downtime_limit,
+        bandwidth_mib: arguments.bandwidth,
         seconds: arguments.within,
         to_daemon: to_daemon.map(std::path::absolute).transpose()?,
     };

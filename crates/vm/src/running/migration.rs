@@ -44,6 +44,9 @@ const BANDWIDTH: u64 = 4 << 30;
 pub struct MigrationOptions {
     /// Downtime in milliseconds that QEMU may plan.
     pub downtime_ms: u64,
+    /// MiB per second that QEMU sends at most.
+    #[serde(default)]
+    pub bandwidth_mib: Option<u32>,
     /// Time until the migration is cancelled, in seconds.
     pub seconds: u64,
     /// Control socket of the daemon that serves the guest afterwards. `None`: the present daemon.
@@ -413,8 +416,10 @@ impl Supervisor {
         destination.command("migrate-incoming", uri.clone())?;
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
+        let limit = options.bandwidth_mib;
+        let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
         let parameters =
-            json!({ "max-bandwidth": BANDWIDTH, "downtime-limit": options.downtime_ms });
+            json!({ "max-bandwidth": bandwidth, "downtime-limit": options.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
         let port = self.agent.clone();
         if let Some(port) = &port {
