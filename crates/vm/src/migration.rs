@@ -49,6 +49,9 @@ pub enum Moment {
     Switch,
 }
 
+/// Time for which a destination is stopped before it is killed.
+const STOPPED: Duration = Duration::from_secs(1);
+
 /// A migration in progress.
 struct Moving {
     /// Destination.
@@ -190,9 +193,16 @@ impl Guest {
             }
             DestinationDies::AtDeviceState => {
                 moving.begin_until(Moment::Switch)?;
-                moving.to.process().signal(Signal::STOP)?;
+                let stopped = moving.to.process();
+                stopped.signal(Signal::STOP)?;
+                let id = rustix::process::Pid::from_raw(i32::try_from(stopped.id())?);
+                // The monitor of the source may not respond while the source writes to the stopped process.
+                let killer = std::thread::spawn(move || {
+                    std::thread::sleep(STOPPED);
+                    id.map(|id| rustix::process::kill_process(id, Signal::KILL))
+                });
                 moving.leave_pause()?;
-                moving.wait_for("device")?;
+                killer.join().ok().flatten().transpose()?;
                 moving.to.process().kill()?;
             }
         }
