@@ -233,7 +233,7 @@ mod long {
             }
         }
         // Orders the non-temporal stores before later stores.
-        // Newer compilers know that this instruction is safe.
+        // The function is unsafe in Rust 1.89, the oldest supported compiler, and safe in Rust 1.95.
         #[allow(unused_unsafe)]
         // SAFETY: every x86-64 CPU has SFENCE, which accesses no memory.
         unsafe {

@@ -36,7 +36,7 @@ pub enum DestinationDies {
     DuringCopy,
     /// After the source has stopped the guest and its disks.
     AtSwitch,
-    /// After the source has sent the state of the devices. The destination has not confirmed it.
+    /// After the switch. The destination has not confirmed the state of the devices.
     AtDeviceState,
 }
 
@@ -49,7 +49,7 @@ pub enum Moment {
     Switch,
 }
 
-/// Time for which a destination is stopped before it is killed.
+/// Time between the stop and the death of a destination.
 const STOPPED: Duration = Duration::from_secs(1);
 
 /// A migration in progress.

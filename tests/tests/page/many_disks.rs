@@ -13,7 +13,7 @@ const READ_BEYOND: [u8; 10] = [0x28, 0, 0xff, 0, 0, 0, 0, 0, 1, 0];
 /// Exports with two disks each.
 const SHARED: [(&str, [&str; 2]); 2] = [(TARGET, ["d3", "slow"]), ("c", ["d2", "slow"])];
 
-/// Starts a daemon with nine disks, of which `odd` has no file, and a socket in a missing folder.
+/// Starts a daemon with nine disks and a socket in a missing folder. The file of the disk `odd` is missing.
 fn serve_nine() -> Result<Shown> {
     let address = free_portal()?.to_string();
     let rig = Rig::prepared(|scratch, mut daemon| {
