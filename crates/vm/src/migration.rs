@@ -125,7 +125,7 @@ impl Guest {
         let builder = builder.clone().arguments(["-incoming", &incoming]);
         let mut to = builder.power_on()?;
         let mut qmp = to.first_qmp()?;
-        wait_until_running(&mut qmp)?;
+        qmp.wait_until_running(LIMIT)?;
         to.take_agent(self)?;
         std::mem::swap(self, &mut to);
         Ok(())
@@ -286,21 +286,6 @@ fn wait_for_status(qmp: &mut Qmp, wanted: &str) -> Result<()> {
     reached.with_context(|| format!("the migration did not become {wanted}"))?
 }
 
-fn is_running(qmp: &mut Qmp) -> Result<bool> {
-    let state = qmp.command("query-status", json!({}))?;
-    Ok(state["running"] == true)
-}
-
-/// Waits until the guest runs. Fails if its QEMU ends.
-fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
-    let runs = wait_until(LIMIT, || match is_running(qmp) {
-        Ok(false) => None,
-        Ok(true) => Some(Ok(())),
-        Err(error) => Some(Err(error)),
-    });
-    runs.context("the guest does not run")?
-}
-
 fn set_capabilities(qmp: &mut Qmp, names: &[&str], state: bool) -> Result<()> {
     let one = |name: &&str| json!({ "capability": name, "state": state });
     let all: Vec<Value> = names.iter().map(one).collect();
@@ -338,12 +323,9 @@ impl Moving {
     /// Continues the guest in a destination that has started paused.
     fn continue_destination(&mut self) -> Result<()> {
         wait_for_status(&mut self.to_qmp, "completed")?;
-        ensure!(
-            !is_running(&mut self.to_qmp)?,
-            "the destination is not paused"
-        );
+        ensure!(!self.to_qmp.is_running()?, "the destination is not paused");
         self.to_qmp.command("cont", json!({}))?;
-        wait_until_running(&mut self.to_qmp)
+        self.to_qmp.wait_until_running(LIMIT)
     }
 
     /// Continues after [`Moment::Switch`].
@@ -375,7 +357,8 @@ impl Moving {
         let ended = self.end()?;
         let status = ended["status"].as_str().unwrap_or_default();
         ensure!(expected.contains(&status), "unexpected end: {ended}");
-        wait_until_running(&mut self.qmp).context("in the source")
+        let runs = self.qmp.wait_until_running(LIMIT);
+        runs.context("in the source")
     }
 }
 

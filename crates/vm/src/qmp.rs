@@ -1,5 +1,6 @@
 //! Client for the QEMU Machine Protocol: one command, one response; events in between are skipped.
 
+use crate::process::wait_until;
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde_json::{Value, json};
@@ -44,6 +45,22 @@ impl Qmp {
                 return Ok(value.take());
             }
         }
+    }
+
+    /// Returns true if the guest runs.
+    pub fn is_running(&mut self) -> Result<bool> {
+        let state = self.command("query-status", json!({}))?;
+        Ok(state["running"] == true)
+    }
+
+    /// Waits until the guest runs. Fails if its QEMU ends.
+    pub fn wait_until_running(&mut self, limit: Duration) -> Result<()> {
+        let runs = wait_until(limit, || match self.is_running() {
+            Ok(false) => None,
+            Ok(true) => Some(Ok(())),
+            Err(error) => Some(Err(error)),
+        });
+        runs.context("the guest does not run")?
     }
 
     /// Waits for an event. Returns its data.

@@ -432,7 +432,8 @@ impl Supervisor {
         let status = match ended {
             Ok(status) => status,
             Err(error) => {
-                wait_until_running(&mut source).context(error.to_string())?;
+                let runs = source.wait_until_running(START_LIMIT);
+                runs.context(error.to_string())?;
                 if let Some(port) = &port {
                     port.resume();
                 }
@@ -452,7 +453,7 @@ impl Supervisor {
         self.end_switch(&folder, old)
             .and(moved)
             .and(connected)
-            .and_then(|()| wait_until_running(&mut destination))
+            .and_then(|()| destination.wait_until_running(START_LIMIT))
             .and_then(|()| check())
             .with_context(|| {
                 format!(
@@ -504,16 +505,6 @@ fn connect(socket: &Path, qemu: &mut Process) -> Result<Qmp> {
         Err(_) => qemu.check_running().err().map(Err),
     });
     connected.with_context(|| format!("no monitor at {}", socket.display()))?
-}
-
-fn wait_until_running(qmp: &mut Qmp) -> Result<()> {
-    let runs = wait_until(START_LIMIT, || {
-        match qmp.command("query-status", json!({})) {
-            Ok(state) => (state["running"] == true).then_some(Ok(())),
-            Err(error) => Some(Err(error)),
-        }
-    });
-    runs.context("the guest does not run")?
 }
 
 /// Returns an error if the destination's daemon has ended; a busy one may answer late. The guest would wait for its disks after the switch.
