@@ -26,7 +26,7 @@ fn delay_is_measured_only_by_the_waiting_layers() -> Result<()> {
         "--rw",
         "randread",
         "--time",
-        "2",
+        "1.4",
         "--size",
         "16M",
     ];
@@ -34,6 +34,10 @@ fn delay_is_measured_only_by_the_waiting_layers() -> Result<()> {
     let document: Value = serde_json::from_str(&printed)?;
     let studies = document["studies"].as_array().context("no studies")?;
     ensure!(studies.len() == 2, "{document}");
+    let conditions = document["conditions"][0].as_str().unwrap_or_default();
+    let disk =
+        "a disk of 16M in memory that delays each I/O by 60ms, written before the measurement";
+    ensure!(conditions.contains(disk), "{conditions}");
     for (study, guest_layers) in studies.iter().zip([3, 4]) {
         layers(study, guest_layers).with_context(|| study.to_string())?;
         parts(study).with_context(|| study.to_string())?;

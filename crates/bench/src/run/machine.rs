@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -36,6 +37,9 @@ pub struct Environment {
     /// Findings of `lunette doctor`, by name of the check.
     #[serde(default)]
     pub findings: BTreeMap<String, String>,
+    /// Number of mitigations of CPU vulnerabilities that are on; `None`: unknown.
+    #[serde(default)]
+    pub mitigations: Option<usize>,
     /// Version of this program.
     pub version: String,
     /// Commit, from LUNETTE_COMMIT in the environment at run time or at build time (set by `make`).
@@ -63,9 +67,12 @@ impl Environment {
 
     /// Describes machine, program, mitigations and time: a result's origin.
     pub fn provenance(&self) -> String {
-        let mitigations = match self.findings.get("mitigations") {
-            Some(found) => found.as_str(),
-            None => "no mitigations of CPU vulnerabilities are on",
+        let mitigations = match (self.mitigations, self.findings.get("mitigations")) {
+            (Some(0), _) => "no mitigations of CPU vulnerabilities are on".to_owned(),
+            (Some(count), _) => format!("{count} mitigations of CPU vulnerabilities are on"),
+            // Results of earlier versions have the finding only.
+            (None, Some(found)) => found.clone(),
+            (None, None) => "mitigations of CPU vulnerabilities are unknown".to_owned(),
         };
         let time = self.time;
         format!(
@@ -111,6 +118,7 @@ pub fn environment() -> Environment {
         findings: findings(),
         #[cfg(not(feature = "host"))]
         findings: BTreeMap::new(),
+        mitigations: mitigations(Path::new("/sys/devices/system/cpu/vulnerabilities")),
         version: env!("CARGO_PKG_VERSION").to_owned(),
         commit: std::env::var("LUNETTE_COMMIT")
             .ok()
@@ -129,6 +137,17 @@ fn findings() -> BTreeMap<String, String> {
     let found = doctor::examine(&doctor::Host::at("/"), &doctor::Question::default());
     let named = found.into_iter();
     named.map(|one| (one.check.to_owned(), one.found)).collect()
+}
+
+/// Returns the number of mitigations that are on; `None` if the state of a vulnerability cannot be read.
+fn mitigations(folder: &Path) -> Option<usize> {
+    let (mut known, mut on) = (0, 0);
+    for file in fs::read_dir(folder).ok()? {
+        let state = fs::read_to_string(file.ok()?.path()).ok()?;
+        known += 1;
+        on += usize::from(state.contains("Mitigation"));
+    }
+    (known > 0).then_some(on)
 }
 
 /// Returns the CPU time of a process in nanoseconds, including ended threads; `None` if there is no such process.
@@ -309,6 +328,37 @@ pub fn children_ns() -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn unreadable_mitigations_are_unknown_and_not_off() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = || mitigations(folder.path());
+        assert_eq!(mitigations(&folder.path().join("missing")), None);
+        assert_eq!(found(), None);
+        let put = |name: &str, state: &str| std::fs::write(folder.path().join(name), state);
+        put("meltdown", "Not affected\n").unwrap();
+        put("mds", "Vulnerable\n").unwrap();
+        assert_eq!(found(), Some(0));
+        put("retbleed", "Mitigation: untrained return thunk\n").unwrap();
+        assert_eq!(found(), Some(1));
+        // A file without text that can be read, for every user.
+        std::fs::create_dir(folder.path().join("srso")).unwrap();
+        assert_eq!(found(), None);
+
+        let origin = |mitigations, finding: Option<&str>| {
+            let finding = finding.map(|text| ("mitigations".to_owned(), text.to_owned()));
+            let environment = Environment {
+                mitigations,
+                findings: finding.into_iter().collect(),
+                ..Environment::default()
+            };
+            environment.provenance()
+        };
+        assert!(origin(None, None).contains("mitigations of CPU vulnerabilities are unknown"));
+        assert!(origin(Some(0), None).contains("no mitigations"));
+        assert!(origin(Some(7), None).contains("; 7 mitigations"));
+        assert!(origin(None, Some("5 mitigations are on")).contains("; 5 mitigations are on;"));
+    }
 
     #[test]
     fn a_disturbed_measurement_is_repeated_and_the_quietest_counts() {

@@ -22,7 +22,8 @@ use latency::{Clock, Ends, Latencies, Operation, Span};
 use serde::{Deserialize, Serialize};
 
 pub use machine::{
-    Disturbance, Environment, children_ns, cpu_of, environment, least_disturbed, pin,
+    Disturbance, Environment, allowed_retries, children_ns, cpu_of, environment, least_disturbed,
+    pin,
 };
 pub use phase::{Phase, phases};
 pub use progress::Progress;

@@ -61,12 +61,18 @@ impl<'a, R: Run> Report<'a, R> {
         Comparison::of(&means.collect::<Vec<_>>(), number)
     }
 
-    /// Returns the number of comparisons of an advice: each setting's values with one of them, and the best variants with each other.
+    /// Returns the number of comparisons of an advice: each value of a setting with each other value, because the data select the value
+    /// that the others are compared with, and each variant with the best one.
     fn comparisons(&self) -> usize {
         let settings = self.settings().into_iter();
-        let of_settings: usize = settings.map(|setting| self.values(setting).len() - 1).sum();
-        // Two variants have one comparison, that of the setting.
-        of_settings + usize::from(self.variants.len() > 2)
+        let counts = settings.map(|setting| self.values(setting).len());
+        let counts: Vec<usize> = counts.filter(|count| *count > 1).collect();
+        let pairs: usize = counts.iter().map(|count| count * (count - 1) / 2).sum();
+        match counts.len() {
+            // The values of a single setting are the variants.
+            1 => pairs,
+            _ => pairs + self.variants.len().saturating_sub(1),
+        }
     }
 
     /// Returns the geometric mean of a value of these variants, with equal weight for each case; `None` if a case has no value.
@@ -100,7 +106,7 @@ impl<'a, R: Run> Report<'a, R> {
     }
 
     /// Recommends a variant, if the comparisons support one: the best, or an equal one with fewer threads, which is an earlier one.
-    fn recommend(&self) -> Option<String> {
+    pub(super) fn recommend(&self) -> Option<String> {
         let (best, others) = self.rivals()?;
         if others.is_empty() {
             return None;
@@ -152,7 +158,7 @@ impl<'a, R: Run> Report<'a, R> {
 }
 
 /// Comparisons of each value of a setting with the best one: setting, value, best value.
-fn compared<'a, R: Run>(
+pub(super) fn compared<'a, R: Run>(
     report: &Report<'a, R>,
 ) -> Vec<(&'static str, &'a str, &'a str, Comparison)> {
     let number = report.comparisons();
@@ -207,7 +213,18 @@ pub fn missing_turns<R: Run>(report: &Report<'_, R>) -> Option<u32> {
 
 /// Compares, for each case and setting, each variant with the one that differs from it only by the first value of the setting.
 pub fn findings<R: Run>(report: &Report<'_, R>) -> Vec<String> {
-    let mut lines = Vec::new();
+    let found = compared_in_cases(report).into_iter();
+    found
+        .map(|(case, one, other, found)| finding(case, one, other, found))
+        .collect()
+}
+
+/// Comparison of two variants in a case: case, variant, other variant; `None` if they have no turn in common.
+pub(super) type Compared<'a> = (&'a str, &'a str, &'a str, Option<Comparison>);
+
+/// Comparisons of the [`findings`], which share the probability of an error.
+pub(super) fn compared_in_cases<'a, R: Run>(report: &'a Report<'_, R>) -> Vec<Compared<'a>> {
+    let mut pairs = Vec::new();
     for case in &report.cases {
         for setting in report.settings() {
             let values = report.values(setting);
@@ -217,13 +234,17 @@ pub fn findings<R: Run>(report: &Report<'_, R>) -> Vec<String> {
             for variant in &report.variants {
                 let other = variant.setting(setting).filter(|value| value != first);
                 if let Some(twin) = other.and_then(|_| report.twin(variant, setting, first)) {
-                    let found = report.comparison(&variant.name, &twin.name, case);
-                    lines.push(finding(case, &variant.name, &twin.name, found));
+                    pairs.push((case.as_str(), variant.name.as_str(), twin.name.as_str()));
                 }
             }
         }
     }
-    lines
+    let number = pairs.len();
+    let compared = pairs.into_iter().map(|(case, one, other)| {
+        let found = report.comparison(one, other, case, number);
+        (case, one, other, found)
+    });
+    compared.collect()
 }
 
 /// Compares two variants in a case.
@@ -327,134 +348,5 @@ mod tests {
     #[test]
     fn a_finding_without_a_common_turn_has_no_ratio() {
         assert!(finding("x", "a", "b", None).contains("no turn in common"));
-    }
-
-    /// A study of known truth: factors of the variants, and the relative noise of a run. Some runs of a noisy study are three times slower.
-    struct Truth {
-        factors: &'static [f64],
-        noise: f64,
-        is_heavy: bool,
-        turns: u32,
-    }
-
-    impl Truth {
-        fn draw(&self, variants: &[Variant], random: &mut fastrand::Rng) -> Vec<Plain> {
-            let mut runs = Vec::new();
-            for turn in 0..self.turns {
-                // All variants drift together.
-                let drift = 1.0 + random.f64();
-                for case in ["a", "b"] {
-                    for (variant, factor) in variants.iter().zip(self.factors) {
-                        let normal: f64 = (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
-                        let slow = match self.is_heavy && random.u8(0..10) == 0 {
-                            true => 1.0 / 3.0,
-                            false => 1.0,
-                        };
-                        let iops = 10_000.0 * factor * drift * slow * (normal * self.noise).exp();
-                        runs.push(run(&variant.name, case, turn, iops));
-                    }
-                }
-            }
-            runs
-        }
-    }
-
-    /// Returns true if a sentence contradicts the truth about two factors.
-    fn is_wrong(verdict: Verdict, one: f64, other: f64) -> bool {
-        let ratio = one / other;
-        match verdict {
-            Verdict::More => ratio <= 1.0,
-            Verdict::Less => ratio >= 1.0,
-            // 3 % apart is the smallest difference that matters.
-            Verdict::Equal => (ratio - 1.0).abs() >= MATTERS - 1e-9,
-            Verdict::Undecided(_) => false,
-        }
-    }
-
-    /// Number of simulated studies of each truth, instead of the small numbers that the test suite has time for.
-    const DRAWS: &str = "LUNETTE_ADVICE_DRAWS";
-
-    #[test]
-    fn advice_is_right_in_95_of_100_studies_of_known_truth() {
-        let more = std::env::var(DRAWS).ok();
-        let more: Option<usize> = more.map(|draws| draws.parse().unwrap());
-        let two = [variant("blk", "1"), variant("scsi", "1")];
-        let four = [
-            variant("blk", "1"),
-            variant("scsi", "1"),
-            variant("blk", "2"),
-            variant("scsi", "2"),
-        ];
-        let mut random = fastrand::Rng::with_seed(62);
-        // The number of studies, and whether nearly every study must be decided.
-        for (factors, noise, is_heavy, turns, draws, is_decided) in [
-            (&[1.0, 1.0][..], 0.05, false, 4, 1000, false),
-            (&[1.0, 1.03], 0.03, false, 4, 1000, false),
-            (&[1.0, 1.2], 0.02, false, 4, 1000, true),
-            (&[1.0, 1.0], 0.2, true, 5, 1000, false),
-            (&[1.0, 1.0], 0.004, false, 6, 100, true),
-            (&[1.0, 1.03], 0.004, false, 6, 100, true),
-            (&[1.0, 1.03], 0.05, true, 8, 100, false),
-            (&[1.0, 0.8], 0.1, false, 20, 100, true),
-            (&[1.0, 1.2], 0.3, true, 5, 100, false),
-            (&[1.0, 1.0, 1.0, 1.0], 0.05, false, 4, 200, false),
-            (&[1.0, 0.8, 1.03, 0.824], 0.05, false, 8, 100, false),
-        ] {
-            let variants = if factors.len() == 2 {
-                &two[..]
-            } else {
-                &four[..]
-            };
-            let truth = Truth {
-                factors,
-                noise,
-                is_heavy,
-                turns,
-            };
-            let draws = more.unwrap_or(draws);
-            let (mut wrong, mut decided) = (0, 0);
-            for _ in 0..draws {
-                let runs = truth.draw(variants, &mut random);
-                let report = report(&runs, variants, &["a", "b"]);
-                let factor = |setting: &str, value: &str| {
-                    let found = variants
-                        .iter()
-                        .position(|variant| variant.setting(setting) == Some(value));
-                    factors[found.unwrap()]
-                };
-                let compared = compared(&report);
-                let mut is_false = compared.iter().any(|(setting, value, best, comparison)| {
-                    is_wrong(
-                        comparison.verdict(),
-                        factor(setting, value),
-                        factor(setting, best),
-                    )
-                });
-                let last = report.recommend().unwrap();
-                if last.ends_with("it has the most IOPS over all cases") {
-                    let most = factors.iter().copied().fold(0.0, f64::max);
-                    let winners = variants
-                        .iter()
-                        .zip(factors)
-                        .filter(|(_, factor)| **factor == most);
-                    let winners: Vec<_> = winners.map(|(variant, _)| &variant.name).collect();
-                    is_false |=
-                        winners.len() > 1 || !last.starts_with(&format!("take: {}:", winners[0]));
-                }
-                wrong += usize::from(is_false);
-                decided += usize::from(last.starts_with("take: "));
-            }
-            if more.is_some() {
-                let of = format!("noise {noise}, heavy {is_heavy}, {turns} turns");
-                println!("{factors:?}, {of}: {wrong} wrong, {decided} decided");
-            }
-            assert!(wrong <= draws / 20, "{factors:?} {noise}: {wrong} wrong");
-            if is_decided {
-                assert!(
-                    decided >= draws * 19 / 20,
-                    "{factors:?} {noise}: {decided} decided"
-                );
-            }
-        }
     }
 }

@@ -9,6 +9,8 @@ mod advice;
 mod page;
 mod report;
 mod results;
+#[cfg(test)]
+mod simulated;
 mod verdict;
 
 use std::borrow::Cow;
@@ -24,7 +26,7 @@ pub use advice::{advice, findings, missing_turns};
 pub use page::{Page, Table, draw, write_file};
 pub use report::{Report, percent};
 pub use results::Results;
-pub use verdict::{Comparison, MATTERS, METHOD, Verdict, not_enough};
+pub use verdict::{Comparison, MATTERS, METHOD, Verdict, next_value, not_enough};
 
 /// A compared variant, such as a transport with a number of workers.
 #[derive(Clone, Debug)]
@@ -127,18 +129,28 @@ pub trait Subject {
 type Key = (String, String, u32);
 
 /// Progress of the missing runs.
-struct Progress {
+#[derive(Debug)]
+pub struct Progress {
     begin: Instant,
     measured: usize,
     missing: usize,
 }
 
 impl Progress {
-    /// Counts a run, and describes the number of runs and the estimated time that remains.
-    fn step(&mut self) -> String {
-        self.measured += 1;
+    /// Starts the measurement of `missing` runs.
+    pub fn new(missing: usize) -> Progress {
+        Progress {
+            begin: Instant::now(),
+            measured: 0,
+            missing,
+        }
+    }
+
+    /// Counts runs, and describes their number and the estimated time that remains.
+    pub fn advance(&mut self, runs: usize) -> String {
+        self.measured += runs;
         let left = self.missing.saturating_sub(self.measured);
-        let each = self.begin.elapsed().as_secs_f64() / self.measured as f64;
+        let each = self.begin.elapsed().as_secs_f64() / self.measured.max(1) as f64;
         let minutes = each * left as f64 / 60.0;
         format!(
             "{} of {}, about {minutes:.1} min left",
@@ -179,11 +191,7 @@ pub fn run_missing<S: Subject>(
         (variant.into_owned(), case.into_owned(), run.turn())
     };
     let done: HashSet<_> = results.runs.iter().map(key).collect();
-    let mut progress = Progress {
-        begin: Instant::now(),
-        measured: 0,
-        missing: missing_runs(&groups, &cases, &turns, &done),
-    };
+    let mut progress = Progress::new(missing_runs(&groups, &cases, &turns, &done));
     for turn in turns {
         for (group, variants) in groups.iter().enumerate() {
             // Rotates the order each turn, because the first run after a pause may differ.
@@ -265,7 +273,7 @@ fn run_group<S: Subject>(
                 run.variant(),
                 run.case(),
                 run.iops(),
-                progress.step()
+                progress.advance(1)
             ));
             results.add(run)?;
         }
@@ -278,6 +286,7 @@ fn run_group<S: Subject>(
 #[cfg(test)]
 pub(crate) mod tests {
     use std::cell::{Cell, RefCell};
+    use std::time::Duration;
 
     use serde::Deserialize;
 
@@ -364,6 +373,16 @@ pub(crate) mod tests {
         }
 
         fn print(&self, _line: &str) {}
+    }
+
+    #[test]
+    fn progress_counts_runs_and_estimates_the_rest() {
+        let mut progress = Progress::new(4);
+        progress.begin = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+        assert_eq!(progress.advance(1), "1 of 4, about 3.0 min left");
+        assert_eq!(progress.advance(3), "4 of 4, about 0.0 min left");
+        // A repetition beyond the plan.
+        assert_eq!(progress.advance(1), "5 of 4, about 0.0 min left");
     }
 
     #[test]

@@ -33,32 +33,55 @@ impl<R: Run> Report<'_, R> {
         spread(&runs.map(value).collect::<Vec<f64>>())
     }
 
-    /// Compares the IOPS of two variants in a case, from the turns that both have.
-    pub fn comparison(&self, variant: &str, base: &str, case: &str) -> Option<Comparison> {
+    /// Compares the IOPS of two variants in a case, from the turns that both have. `number` comparisons share the probability of an error.
+    pub fn comparison(
+        &self,
+        variant: &str,
+        base: &str,
+        case: &str,
+        number: usize,
+    ) -> Option<Comparison> {
         let (of_variant, of_base) = (self.runs_of(variant, case), self.runs_of(base, case));
         let turns = of_variant.iter().filter_map(|run| {
             let other = of_base.iter().find(|other| other.turn() == run.turn())?;
             Some((run.iops(), other.iops()))
         });
-        Comparison::of(&turns.collect::<Vec<_>>(), 1)
+        Comparison::of(&turns.collect::<Vec<_>>(), number)
+    }
+
+    /// Returns the number of comparisons of one variant with each of the others, in all cases.
+    pub fn comparisons_with_one(&self) -> usize {
+        self.variants.len().saturating_sub(1) * self.cases.len()
+    }
+
+    /// Compares the variant with the most IOPS in a case with each of the others. The comparisons of all cases share the probability of an
+    /// error.
+    pub(super) fn rivals_in(&self, case: &str) -> Option<(&Variant, Vec<(&Variant, Verdict)>)> {
+        let median = |variant: &Variant| self.spread(&variant.name, case, R::iops).median;
+        let variants = self.variants.iter().copied();
+        let best = variants.max_by(|one, other| median(one).total_cmp(&median(other)))?;
+        let number = self.comparisons_with_one();
+        let others = self.variants.iter().filter(|other| other.name != best.name);
+        let others = others.map(|other| {
+            let found = self.comparison(&best.name, &other.name, case, number);
+            let verdict = found.map_or(Verdict::Undecided(None), |found| found.verdict());
+            (*other, verdict)
+        });
+        Some((best, others.collect()))
     }
 
     /// Describes the variant with the most IOPS in a case, if the comparisons support one, and the others: equal ones, and those without a conclusion.
     pub fn best(&self, case: &str) -> Option<String> {
-        let median = |variant: &&&Variant| self.spread(&variant.name, case, R::iops).median;
-        let variants = self.variants.iter();
-        let best = variants.max_by(|one, other| median(one).total_cmp(&median(other)))?;
-        let others = self.variants.iter().filter(|other| other.name != best.name);
+        let (best, others) = self.rivals_in(case)?;
         let (mut equal, mut unsure) = (Vec::new(), Vec::new());
-        for other in others {
-            let verdict = self.comparison(&best.name, &other.name, case);
-            match verdict.map(|comparison| comparison.verdict()) {
-                Some(Verdict::More) => {}
-                Some(Verdict::Equal) => equal.push(other.name.as_str()),
-                _ => unsure.push(other.name.as_str()),
+        for (other, verdict) in others {
+            match verdict {
+                Verdict::More => {}
+                Verdict::Equal => equal.push(other.name.as_str()),
+                Verdict::Less | Verdict::Undecided(_) => unsure.push(other.name.as_str()),
             }
         }
-        let iops = median(&best);
+        let iops = self.spread(&best.name, case, R::iops).median;
         let also = match equal.as_slice() {
             [] => String::new(),
             equal => format!(
@@ -108,7 +131,7 @@ impl<R: Run> Report<'_, R> {
     pub fn add_ratios(&self, chart: &mut Chart, base: &str) {
         for series in chart.series.iter_mut().filter(|one| one.name != base) {
             for (point, case) in series.points.iter_mut().zip(&self.cases) {
-                let found = self.comparison(&series.name, base, case);
+                let found = self.comparison(&series.name, base, case, 1);
                 if let (Some(point), Some(found)) = (point.as_mut(), found) {
                     point.ratio = Some(found.ratio.value);
                 }

@@ -12,7 +12,7 @@ use crate::run::Interval;
 /// Smallest relative difference that matters.
 pub const MATTERS: f64 = 0.03;
 /// Method of all conclusions, for tables and pages.
-pub const METHOD: &str = "paired t-test of the logarithms of the ratios of turns, with intervals of 98 % for all comparisons together";
+pub const METHOD: &str = "paired t-test of the logarithms of the ratios of turns, with intervals of 98 % for all comparisons of a list together (Bonferroni correction)";
 /// Fewest turns for a conclusion: the deviation of two is random.
 const TURNS_MIN: usize = 3;
 /// Largest number of turns that is estimated.
@@ -163,6 +163,24 @@ pub fn not_enough(more: Option<u32>) -> String {
     }
 }
 
+/// Returns the mean of values, and the interval that contains a further value of the same kind in 95 % of cases; `None` with less than two values.
+pub fn next_value(values: &[f64]) -> Option<Interval> {
+    const OUTSIDE: f64 = 0.05;
+    if values.len() < 2 {
+        return None;
+    }
+    let count = values.len() as f64;
+    let mean = values.iter().sum::<f64>() / count;
+    let squares: f64 = values.iter().map(|value| (value - mean).powi(2)).sum();
+    let deviation = (squares / (count - 1.0)).sqrt();
+    let half = t_quantile(OUTSIDE, values.len() - 1) * deviation * (1.0 + 1.0 / count).sqrt();
+    Some(Interval {
+        value: mean,
+        low: mean - half,
+        high: mean + half,
+    })
+}
+
 /// Returns the value that the magnitude of Student's t exceeds with this probability.
 fn t_quantile(probability: f64, freedom: usize) -> f64 {
     let (mut low, mut high) = (0.0, 1.0);
@@ -218,6 +236,23 @@ mod tests {
             assert!((found - wanted).abs() < 1e-3, "{freedom}: {found}");
         }
         assert!((t_quantile(0.01, 4) - 4.604).abs() < 1e-3);
+    }
+
+    #[test]
+    fn a_further_value_is_expected_within_the_spread_of_the_others() {
+        assert_eq!(next_value(&[5.0]), None);
+        let found = next_value(&[98.0, 100.0, 102.0]).unwrap();
+        // 4.303 deviations of 2, widened by the uncertainty of the mean.
+        assert!((found.high - 109.94).abs() < 0.01, "{found:?}");
+        assert!((found.low - 90.06).abs() < 0.01, "{found:?}");
+        let mut random = fastrand::Rng::with_seed(62);
+        let mut draw = || (0..12).map(|_| random.f64()).sum::<f64>() - 6.0;
+        let is_inside = |_: &i32| {
+            let found = next_value(&[draw(), draw(), draw()]).unwrap();
+            (found.low..found.high).contains(&draw())
+        };
+        let inside = (0..2000).filter(is_inside).count();
+        assert!((1860..1940).contains(&inside), "{inside}");
     }
 
     fn comparison(ratios: &[f64]) -> Comparison {

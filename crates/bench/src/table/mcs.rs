@@ -20,10 +20,9 @@ use crate::children::Scratch;
 use crate::driver::{DriverOptions, Subject};
 use crate::job::Job;
 use crate::link::{FAR, Link, LinkOptions};
-use crate::report::{columns, rate, ratio};
-use crate::run::{
-    Outcome, Plan, Progress, Repetition, SubjectResult, bootstrap_ratio, run_without_errors, spread,
-};
+use crate::report::{columns, rate};
+use crate::run::{Outcome, Plan, Progress, Repetition, SubjectResult, run_without_errors, spread};
+use crate::study::{Comparison, METHOD};
 use std::time::Duration;
 
 /// Options of the measurement.
@@ -211,9 +210,10 @@ fn render(lines: &[Line], options: &McsOptions) -> String {
         ));
     }
     text.push_str(&format!(
-        "One session, {} a request, {} in flight; MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of \
-         medians with its 95 % interval; CPU seconds per million requests\n\n",
-        options.size, options.depth
+        "One session, {} a request, {} in flight; {}\n\n",
+        options.size,
+        options.depth,
+        mcs_columns()
     ));
     text.push_str(&mcs_rows(&rows_of(lines)));
     text.push_str(&disturbances(lines.iter().flat_map(measured)));
@@ -240,6 +240,30 @@ pub struct McsRow {
     pub driver_cpu_seconds_per_million: Option<f64>,
 }
 
+/// Returns the bandwidth of each row relative to one connection in the same turns; `None` for one connection itself. All comparisons share the
+/// probability of an error.
+pub fn mcs_ratios(rows: &[McsRow]) -> Vec<Option<Comparison>> {
+    let first = |row: &McsRow| {
+        let mut rows = rows.iter().filter(|_| row.connections != 1);
+        rows.find(|one| one.case == row.case && one.connections == 1)
+    };
+    let number = rows.iter().filter(|row| first(row).is_some()).count();
+    let ratio = |row: &McsRow| {
+        let turns = row.bytes_per_second.iter();
+        let turns = turns.zip(&first(row)?.bytes_per_second);
+        let turns: Vec<(f64, f64)> = turns.map(|(one, other)| (*one, *other)).collect();
+        Comparison::of(&turns, number)
+    };
+    rows.iter().map(ratio).collect()
+}
+
+/// Describes the columns of [`mcs_rows`].
+pub fn mcs_columns() -> String {
+    format!(
+        "MB/s and I/Os per second: median, half the spread; relative to one connection: bandwidth, by a {METHOD}; CPU seconds per million requests"
+    )
+}
+
 /// Formats rows as a text table.
 pub fn mcs_rows(rows: &[McsRow]) -> String {
     let mut cells = vec![head(&[
@@ -251,12 +275,8 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
         "target CPU",
         "driver CPU",
     ])];
-    for row in rows {
+    for (row, relative) in rows.iter().zip(mcs_ratios(rows)) {
         let (bytes, ios) = (spread(&row.bytes_per_second), spread(&row.iops));
-        let first = rows
-            .iter()
-            .find(|one| one.case == row.case && one.connections == 1);
-        let between = first.filter(|_| row.connections != 1);
         let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
         cells.push(vec![
             row.case.clone(),
@@ -270,9 +290,7 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
                 bytes.relative() * 100.0
             ),
             rate(ios.median),
-            between.map_or_else(String::new, |first| {
-                ratio(bootstrap_ratio(&row.iops, &first.iops))
-            }),
+            relative.map_or_else(String::new, |found| found.range_text()),
             cpu(row.target_cpu_seconds_per_million),
             cpu(row.driver_cpu_seconds_per_million),
         ]);
@@ -322,11 +340,40 @@ mod tests {
         };
         let text = mcs_rows(&[row(1, None), row(2, None), row(0, Some("Linux"))]);
         let lines: Vec<&str> = text.lines().collect();
-        assert!(!lines[1].contains("x1.00"), "{text}");
-        assert!(lines[2].contains("x1.00"), "{text}");
+        let equal = "1.00 (1.00 to 1.00, 4 turns)";
+        assert!(!lines[1].contains(equal), "{text}");
+        assert!(lines[2].contains(equal), "{text}");
         assert!(
-            lines[3].contains("Linux") && lines[3].contains("x1.00"),
+            lines[3].contains("Linux") && lines[3].contains(equal),
             "{text}"
         );
+    }
+
+    /// Turns drift by a factor of ten, but two connections have twice the bandwidth in each of them.
+    #[test]
+    fn turns_are_compared_in_pairs_that_share_the_error() {
+        let row = |connections, turns: &[f64]| McsRow {
+            case: "read".to_owned(),
+            connections,
+            device: None,
+            bytes_per_second: turns.to_vec(),
+            iops: vec![1.0; turns.len()],
+            target_cpu_seconds_per_million: None,
+            driver_cpu_seconds_per_million: None,
+        };
+        let one = [1e6, 1e7, 3e6, 5e6];
+        let two = one.map(|rate| rate * 2.0);
+        let three = [2.9e6, 3.1e7, 9.2e6, 1.48e7];
+        let ratios = mcs_ratios(&[row(1, &one), row(2, &two), row(3, &three)]);
+        assert_eq!(ratios[0], None);
+        let of_two = ratios[1].unwrap().ratio;
+        assert!((of_two.low - 2.0).abs() < 1e-9 && (of_two.high - 2.0).abs() < 1e-9);
+        let alone = mcs_ratios(&[row(1, &one), row(3, &three)])[1].unwrap();
+        let beside = ratios[2].unwrap();
+        assert_eq!(alone.ratio.value, beside.ratio.value);
+        assert!(beside.ratio.low < alone.ratio.low && alone.ratio.high < beside.ratio.high);
+        // An interrupted turn has no pair.
+        let cut = mcs_ratios(&[row(1, &one), row(2, &two[..3])]);
+        assert_eq!(cut[1].unwrap().turns, 3);
     }
 }

@@ -22,7 +22,7 @@ use latency::Clock;
 
 pub use images::image_table;
 pub use iscsi::iscsi_table;
-pub use mcs::{Beside, McsOptions, McsRow, McsTable, mcs_rows, mcs_table};
+pub use mcs::{Beside, McsOptions, McsRow, McsTable, mcs_columns, mcs_ratios, mcs_rows, mcs_table};
 pub use peers::WorkFolders;
 pub use rbd::{RbdPlace, rbd_table};
 

@@ -10,7 +10,7 @@ use bench::chart::{Chart, Point, Series};
 use bench::picture::Painter;
 use bench::run::{Disturbance, least_disturbed, spread};
 use bench::study::{Page, draw, write_file};
-use bench::table::{McsRow, mcs_rows};
+use bench::table::{McsRow, mcs_columns, mcs_ratios, mcs_rows};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
@@ -163,8 +163,8 @@ impl Table {
         let cautions = self.cautions().into_iter();
         let cautions: String = cautions.map(|line| format!("{line}\n\n")).collect();
         format!(
-            "{load}\n\n{host}\n\n{cautions}MB/s and I/Os per second: median, half the spread; relative to one connection: ratio of medians \
-             with its 95 % interval; CPU seconds per million requests\n\n{}",
+            "{load}\n\n{host}\n\n{cautions}{}\n\n{}",
+            mcs_columns(),
             mcs_rows(&self.rows)
         )
     }
@@ -181,20 +181,17 @@ impl Table {
                 names.push(name);
             }
         }
-        let found = |case: &str, wanted: &dyn Fn(&McsRow) -> bool| {
-            let mut rows = self.rows.iter();
-            rows.find(|row| row.case == case && wanted(row))
-                .map(|row| (spread(&row.bytes_per_second), row.connections))
-        };
+        let ratios = mcs_ratios(&self.rows);
         let point = |case: &str, name: &str| {
-            let one = found(case, &|row| row.connections == 1);
-            let (found, connections) = found(case, &|row| series_name(row) == name)?;
-            let ratio = one.filter(|(one, _)| connections != 1 && one.median > 0.0);
+            let mut rows = self.rows.iter().zip(&ratios);
+            let is_it = |row: &McsRow| row.case == case && series_name(row) == name;
+            let (row, ratio) = rows.find(|(row, _)| is_it(row))?;
+            let found = spread(&row.bytes_per_second);
             Some(Point {
                 value: found.median / 1e6,
                 low: found.min / 1e6,
                 high: found.max / 1e6,
-                ratio: ratio.map(|(one, _)| found.median / one.median),
+                ratio: ratio.map(|ratio| ratio.ratio.value),
             })
         };
         let series = names.iter().map(|name| Series {
@@ -218,7 +215,7 @@ impl Table {
         draw(&chart, folder, "mcs", &Painter::new())?;
         let mut page = Page {
             title: chart.title.clone(),
-            about: self.notes.to_vec(),
+            about: self.notes.iter().cloned().chain([mcs_columns()]).collect(),
             cautions: self.cautions(),
             texts: vec![mcs_rows(&self.rows)],
             ..Page::default()

@@ -6,6 +6,7 @@
 
 mod host_kvm;
 mod instruments;
+mod measuring;
 mod picture;
 mod qemu_trace;
 mod report;
@@ -13,23 +14,22 @@ mod results;
 mod slow;
 mod trace;
 
+use std::cell::RefCell;
 use std::io::Write;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use bench::run::{Disturbance, Environment, environment};
-use bench::study::{Page, write_file};
+use bench::study::{Page, Progress, write_file};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
-use latency::Snapshot;
 use serde_json::{Value, json};
 
-use self::host_kvm::HostTrace;
-use self::instruments::{BLOCK, DRIVER, Instrument, SCSI, VIRTIO_PCI, all_of};
+use self::measuring::Measuring;
 use self::qemu_trace::QemuTrace;
-pub use self::results::{Layer, MatchedRequests, Measured, Study};
+pub use self::results::{Layer, Measured, Study};
 use self::slow::SlowDaemon;
-use self::trace::{Point, mean, parts, spans};
+use self::trace::mean;
 use super::failed;
 use super::study::content::Content;
 use super::study::engine::{DiskFiles, job_on_host, on_host, remove_host_files, study_folder};
@@ -169,17 +169,16 @@ fn ways(arguments: &LatencyArguments, transport: Transports, folder: &str) -> Ve
 impl LatencyArguments {
     /// Returns the work of the study.
     pub fn effort(&self) -> Result<Effort, Failure> {
-        /// Runs of a pattern: the application, each layer, all instruments, and the host.
-        const RUNS: usize = 8;
         let is_both = self.polling == Polling::Both && self.device == Device::Lunette;
         let guests = if is_both { 2 } else { 1 };
-        let ways = ways(self, self.transport, "/").len();
+        let ways = ways(self, self.transport, "/");
+        let runs = Measuring::runs_of(self, &ways);
         let size = parse_bytes(&self.size).map_err(Failure::mistake)?;
         Ok(Effort {
             boots: guests,
-            runs: guests * (ways * self.rw.len() * RUNS) as u32,
+            runs: guests * runs,
             seconds: self.time,
-            written: u64::from(guests) * (ways + 1) as u64 * size,
+            written: u64::from(guests) * (ways.len() + 1) as u64 * size,
         })
     }
 }
@@ -274,9 +273,11 @@ fn all_studies(
     if let Some(device) = &arguments.block {
         arguments.content.device(device).map_err(study_failed)?;
     }
+    let runs = Measuring::runs_of(arguments, &ways(arguments, arguments.transport, "/"));
+    let progress = RefCell::new(Progress::new(polls.len() * runs as usize));
     for polls in polls {
         for transport in &transports {
-            let found = self::studies(arguments, *transport, *polls, folder, size);
+            let found = self::studies(arguments, *transport, *polls, folder, size, &progress);
             let (more, guest) = match found {
                 Err(_) if vm::interrupted() => break,
                 found => found.map_err(failed)?,
@@ -297,9 +298,13 @@ fn conditions(
     guests: &Guests,
     environment: &Environment,
 ) -> [String; 2] {
-    let disk = match &arguments.block {
-        Some(device) => device.display().to_string(),
-        None => format!("a disk of {} in a file", arguments.size),
+    let disk = match (&arguments.block, &arguments.delay) {
+        (Some(device), _) => device.display().to_string(),
+        (None, Some(delay)) => format!(
+            "a disk of {} in memory that delays each I/O by {delay}",
+            arguments.size
+        ),
+        (None, None) => format!("a disk of {} in a file", arguments.size),
     };
     [
         format!(
@@ -339,6 +344,7 @@ fn studies(
     polls: bool,
     folder: &std::path::Path,
     size: u64,
+    progress: &RefCell<Progress>,
 ) -> Result<(Vec<Study>, Guests)> {
     let name = format!("latency-{}", std::process::id());
     let mut options = Vec::new();
@@ -384,8 +390,9 @@ fn studies(
         qemu: qemu.as_ref(),
         folder,
         size,
+        progress,
     };
-    let measured = all.run(&setup, &guest);
+    let measured = fill(arguments, &guest).and_then(|()| all.run(&setup, &guest));
     let ended = guest.end();
     if let Some(qemu) = &qemu {
         qemu.remove();
@@ -400,6 +407,12 @@ fn studies(
     Ok((measured, guests))
 }
 
+/// Writes the delayed disks, which are in the memory of their daemon.
+fn fill(arguments: &LatencyArguments, guest: &StudyGuest) -> Result<()> {
+    let mut disks = guest.disks().iter().filter(|_| arguments.delay.is_some());
+    disks.try_for_each(|disks| arguments.content.in_guest(guest, disks))
+}
+
 /// Common data of all studies of a guest.
 struct AllStudies<'a> {
     arguments: &'a LatencyArguments,
@@ -407,6 +420,7 @@ struct AllStudies<'a> {
     qemu: Option<&'a QemuTrace>,
     folder: &'a std::path::Path,
     size: u64,
+    progress: &'a RefCell<Progress>,
 }
 
 impl AllStudies<'_> {
@@ -424,6 +438,7 @@ impl AllStudies<'_> {
                     // The daemon's disks are in the order of the ways.
                     served: format!("d{number}"),
                     case: case(pattern),
+                    progress: self.progress,
                 };
                 let mut study = measuring.empty_study(way);
                 if self.polls {
@@ -438,6 +453,9 @@ impl AllStudies<'_> {
                 let host = || host(self.arguments, pattern, self.folder, self.size);
                 let host = quietly("Host, no guest", guest, host);
                 let host = host.map(|(layer, load)| study.layers.push(Layer { load, ..layer }));
+                if self.arguments.delay.is_none() {
+                    measuring.count("Host, no guest", 1);
+                }
                 studies.push(study);
                 if vm::interrupted() {
                     return Ok(studies);
@@ -509,263 +527,4 @@ fn all_seen(mean_ns: f64, requests: usize) -> Measured {
         requests,
         of_requests: requests,
     }
-}
-
-struct Measuring<'a> {
-    arguments: &'a LatencyArguments,
-    qemu: Option<&'a QemuTrace>,
-    guest: &'a StudyGuest,
-    disk: &'a str,
-    /// Name of the disk in the daemon.
-    served: String,
-    case: Case,
-}
-
-impl Measuring<'_> {
-    fn run(&self) -> Result<(f64, usize)> {
-        let milliseconds = (self.arguments.time * 1e3) as u64;
-        let job = self.case.job(&[self.disk.to_owned()], milliseconds, true);
-        let document = self.guest.run(&job)?;
-        application(&document, &self.case.pattern).map_err(anyhow::Error::msg)
-    }
-
-    fn empty_study(&self, way: &DiskRoute) -> Study {
-        Study {
-            title: format!(
-                "{}, {}, 4 KiB, one in flight",
-                way.variant.name, self.case.pattern
-            ),
-            layers: Vec::new(),
-            matched: MatchedRequests::default(),
-        }
-    }
-
-    /// Measures all layers. After an error the study has those that were measured before.
-    fn measure(&self, study: &mut Study, way: &DiskRoute) -> Result<()> {
-        let layers = &mut study.layers;
-        let is_scsi = way.variant.name == "virtio-scsi";
-        // Warm-up.
-        self.run()?;
-        let name = "Guest application";
-        let measure = || -> Result<_> {
-            let before = self.device()?;
-            let (whole, ios) = self.run()?;
-            Ok((before, whole, ios, self.device()?))
-        };
-        let ((before, whole, ios, after), load) = quietly(name, self.guest, measure)?;
-        layers.push(Layer {
-            name: name.to_owned(),
-            found: Ok(all_seen(whole, ios)),
-            control_ns: None,
-            is_part: false,
-            load,
-        });
-        let instruments: &[Instrument] = match is_scsi {
-            true => &[BLOCK, DRIVER, SCSI, VIRTIO_PCI],
-            false => &[BLOCK, DRIVER, VIRTIO_PCI],
-        };
-        for instrument in instruments {
-            let measure = || self.layer(instrument);
-            let (layer, load) = quietly(instrument.name, self.guest, measure)?;
-            layers.push(Layer { load, ..layer });
-        }
-        let (layer, load) = quietly("Host kvm", self.guest, || self.host_kvm())?;
-        layers.push(Layer { load, ..layer });
-        match self.arguments.device {
-            Device::Lunette => layers.extend(self.of_device(before, after, whole)),
-            Device::Qemu | Device::QemuIothread => {
-                let (device, load) = quietly("Device", self.guest, || self.of_qemu())?;
-                layers.extend(device.into_iter().map(|layer| Layer { load, ..layer }));
-            }
-        }
-        let (instrument, points) = all_of(is_scsi);
-        let measure = || self.matched(&instrument, &points);
-        let (mut matched, load) = quietly("matched requests", self.guest, measure)?;
-        matched.load = load;
-        study.matched = matched;
-        Ok(())
-    }
-
-    /// Measures between the exit for a notification and the injection of its interrupt.
-    fn host_kvm(&self) -> Result<Layer> {
-        let mut layer = Layer {
-            name: "Host kvm".to_owned(),
-            found: Err(match self.guest.accelerator() {
-                "KVM" => String::new(),
-                other => format!("no KVM: the guest runs under {other}"),
-            }),
-            control_ns: None,
-            is_part: false,
-            load: Disturbance::default(),
-        };
-        if self.guest.accelerator() != "KVM" {
-            return Ok(layer);
-        }
-        let trace = match HostTrace::start(&self.guest.processes()) {
-            Ok(trace) => trace,
-            Err(error) => {
-                layer.found = Err(format!("{error:#}"));
-                return Ok(layer);
-            }
-        };
-        let control = self.run();
-        let events = trace.stop()?;
-        let (control, ios) = control?;
-        let found = spans(&events, Point::Exited, Point::Injected);
-        layer.control_ns = Some(control);
-        layer.found = seen(&found, ios);
-        Ok(layer)
-    }
-
-    /// Measures QEMU's device and the block device below it, by trace events.
-    fn of_qemu(&self) -> Result<Vec<Layer>> {
-        let names = [
-            "Device (received to notified)",
-            "Block device (I/O of QEMU)",
-        ];
-        let layer = |name: &str, found, control_ns| Layer {
-            name: name.to_owned(),
-            found,
-            control_ns,
-            is_part: false,
-            load: Disturbance::default(),
-        };
-        let traced = self.qemu.context("QEMU is not traced")?;
-        match traced.around(&self.guest.monitor(), || self.run()) {
-            Ok(((control, ios), spans)) => {
-                let found = [&spans.whole, &spans.io].map(|each| seen(each, ios));
-                let layers = names.into_iter().zip(found);
-                Ok(layers
-                    .map(|(name, found)| layer(name, found, Some(control)))
-                    .collect())
-            }
-            Err(error) => {
-                let why = format!("{error:#}");
-                Ok(vec![layer(names[0], Err(why), None)])
-            }
-        }
-    }
-
-    fn layer(&self, instrument: &Instrument) -> Result<Layer> {
-        let mut layer = Layer {
-            name: instrument.name.to_owned(),
-            found: Err(String::new()),
-            control_ns: None,
-            is_part: false,
-            load: Disturbance::default(),
-        };
-        if let Err(error) = instrument.start(self.guest) {
-            layer.found = Err(format!("{error:#}"));
-            return Ok(layer);
-        }
-        let control = self.run();
-        let events = instrument.stop(self.guest, self.disk)?;
-        let (control, ios) = control?;
-        let found = spans(&events, instrument.from, instrument.to);
-        layer.control_ns = Some(control);
-        layer.found = seen(&found, ios);
-        Ok(layer)
-    }
-
-    fn matched(&self, instrument: &Instrument, points: &[Point]) -> Result<MatchedRequests> {
-        if instrument.start(self.guest).is_err() {
-            return Ok(MatchedRequests::default());
-        }
-        let control = self.run();
-        let events = instrument.stop(self.guest, self.disk)?;
-        let requests = parts(&events, points);
-        let names = points
-            .windows(2)
-            .map(|pair| format!("{:?} to {:?}", pair[0], pair[1]).to_lowercase());
-        let of = |at: usize| {
-            let each: Vec<u64> = requests.iter().map(|parts| parts[at]).collect();
-            let sum: u64 = each.iter().sum();
-            sum as f64 / each.len().max(1) as f64
-        };
-        let parts = names.enumerate().map(|(at, name)| (name, of(at))).collect();
-        Ok(MatchedRequests {
-            parts,
-            requests: requests.len(),
-            control_ns: control?.0,
-            load: Disturbance::default(),
-        })
-    }
-
-    /// Latency snapshot of the daemon; `None` if QEMU emulates the device.
-    fn device(&self) -> Result<Option<Snapshot>> {
-        match self.guest.control() {
-            None => Ok(None),
-            Some(control) => {
-                // Limited to this disk, because the guest may still be probing another one.
-                let path = control::latency_path(Some(&self.served), 0);
-                let snapshot = control::Client::new(control).get(&path);
-                snapshot
-                    .map(Some)
-                    .context("the daemon's measurements are incomplete")
-            }
-        }
-    }
-
-    /// Layers of the device, of its stages, and of the block device below it.
-    fn of_device(
-        &self,
-        before: Option<Snapshot>,
-        after: Option<Snapshot>,
-        control: f64,
-    ) -> Vec<Layer> {
-        let layer = |name: String, found, is_part| Layer {
-            name,
-            found,
-            control_ns: Some(control),
-            is_part,
-            load: Disturbance::default(),
-        };
-        let (Some(before), Some(after)) = (before, after) else {
-            let why = "no daemon runs".to_owned();
-            return vec![layer("Device".to_owned(), Err(why), false)];
-        };
-        let since = after.since(&before);
-        let operation = match self.case.pattern.ends_with("write") {
-            true => latency::Operation::Write,
-            false => latency::Operation::Read,
-        };
-        let spans = device_spans(&since, operation);
-        let mut layers = Vec::new();
-        let missing = || Err("no request passed this layer".to_owned());
-        for (name, title) in [
-            ("whole", "Device (noticed to notified)"),
-            ("reaped", "Block device (submitted to reaped)"),
-        ] {
-            let found = spans.iter().find(|(span, ..)| span == name);
-            let found = found.map_or_else(missing, |(_, mean, count)| Ok(all_seen(*mean, *count)));
-            layers.push(layer(title.to_owned(), found, false));
-        }
-        let stages = spans.into_iter().filter(|(span, ..)| span != "whole");
-        let stages = stages
-            .map(|(span, mean, count)| layer(format!("  {span}"), Ok(all_seen(mean, count)), true));
-        layers.splice(1..1, stages.collect::<Vec<_>>());
-        layers
-    }
-}
-
-/// Means of a daemon's spans for one operation, the whole first: name, nanoseconds, requests.
-fn device_spans(snapshot: &Snapshot, operation: latency::Operation) -> Vec<(String, f64, usize)> {
-    // Other requests of the driver (identification, flushes) do not belong to the job.
-    let merged = snapshot.merged();
-    let Some(all) = merged.operations.get(&operation) else {
-        return Vec::new();
-    };
-    let order = [latency::Span::Total]
-        .into_iter()
-        .chain(latency::Span::STEPS);
-    let spans = order.filter_map(|span| {
-        let histogram = all.spans.get(&span)?;
-        let name = match span {
-            latency::Span::Total => "whole",
-            step => step.name(),
-        };
-        let count = histogram.count as usize;
-        (count > 0).then(|| (name.to_owned(), histogram.mean_ns(), count))
-    });
-    spans.collect()
 }

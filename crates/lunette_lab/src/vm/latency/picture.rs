@@ -106,8 +106,9 @@ mod tests {
         };
         let study = |title: &str, layers| Study {
             title: title.to_owned(),
+            plain_ns: Vec::new(),
             layers,
-            matched: super::super::MatchedRequests::default(),
+            matched: super::super::results::MatchedRequests::default(),
         };
         let layers = vec![
             layer("one", Ok(200_000.0)),

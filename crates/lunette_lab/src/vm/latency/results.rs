@@ -1,6 +1,7 @@
 //! Results of a study of latencies: its layers, and the requests that all instruments saw.
 
-use bench::run::Disturbance;
+use bench::run::{Disturbance, Interval};
+use bench::study::{MATTERS, next_value};
 
 /// Latency of the requests that an instrument saw.
 #[derive(Clone, Copy, Debug)]
@@ -28,6 +29,8 @@ pub struct Layer {
 /// All layers of one transport and pattern.
 pub struct Study {
     pub title: String,
+    /// The application's means in runs without instruments, in nanoseconds.
+    pub plain_ns: Vec<f64>,
     pub layers: Vec<Layer>,
     pub matched: MatchedRequests,
 }
@@ -45,47 +48,69 @@ pub struct MatchedRequests {
     pub load: Disturbance,
 }
 
-/// Largest ratio of two controls of a study with comparable layers.
-const CONTROLS_APART: f64 = 1.2;
-
 impl Study {
-    /// Returns the ratio of the largest to the smallest latency that the application measured.
-    fn controls_apart(&self) -> f64 {
-        let application = self
-            .layers
-            .first()
-            .and_then(|layer| layer.found.as_ref().ok());
-        let application = application.map(|found| found.mean_ns);
-        let controls = self.layers.iter().filter_map(|layer| layer.control_ns);
-        let all: Vec<f64> = controls
-            .chain(application)
-            .filter(|mean| *mean > 0.0)
-            .collect();
-        let most = all.iter().copied().fold(0.0, f64::max);
-        let least = all.iter().copied().fold(most, f64::min);
-        if least > 0.0 { most / least } else { 1.0 }
+    /// Returns the expected range of the application's latency in a further run: the spread of the runs without instruments, but at least the
+    /// smallest difference that matters.
+    pub fn expected(&self) -> Option<Interval> {
+        let found = next_value(&self.plain_ns)?;
+        let margin = found.value * MATTERS;
+        Some(Interval {
+            value: found.value,
+            low: found.low.min(found.value - margin),
+            high: found.high.max(found.value + margin),
+        })
     }
 
-    /// Returns true if the means of different runs can be subtracted from each other.
+    /// Returns half of the width of the expected range: smaller differences of two runs have no meaning.
+    pub fn spread_ns(&self) -> f64 {
+        self.expected()
+            .map_or(0.0, |range| range.high - range.value)
+    }
+
+    /// Returns the distance of a control from the expected range; 0 inside of it.
+    pub fn apart_ns(&self, control_ns: Option<f64>) -> f64 {
+        match (control_ns, self.expected()) {
+            (Some(control), Some(range)) => {
+                (range.low - control).max(control - range.high).max(0.0)
+            }
+            _ => 0.0,
+        }
+    }
+
+    /// Returns true if the application had its usual latency in the run of a layer.
+    pub fn is_steady(&self, layer: &Layer) -> bool {
+        self.apart_ns(layer.control_ns) == 0.0
+    }
+
+    /// Returns true if the means of all runs can be subtracted from each other.
     pub fn is_comparable(&self) -> bool {
-        self.controls_apart() <= CONTROLS_APART
+        self.layers.iter().all(|layer| self.is_steady(layer))
     }
 
     /// Returns the reasons against a comparison of the layers.
     pub fn cautions(&self) -> Vec<String> {
         let mut cautions = Vec::new();
         let layers = self.layers.iter().filter(|layer| !layer.is_part);
-        let loads = layers.map(|layer| (layer.name.as_str(), layer.load));
+        let loads = layers
+            .clone()
+            .map(|layer| (layer.name.as_str(), layer.load));
         for (name, load) in loads.chain([("matched requests", self.matched.load)]) {
             if load.is_disturbed() {
                 cautions.push(format!("{name}: {}", load.describe()));
             }
         }
-        if !self.is_comparable() {
+        let Some(range) = self.expected() else {
+            return cautions;
+        };
+        for layer in layers.filter(|layer| !self.is_steady(layer)) {
             cautions.push(format!(
-                "the controls differ by a factor of {:.2}: the layers cannot be compared with each other; hint: repeat the study on a quiet machine, \
-                 with a longer --time",
-                self.controls_apart()
+                "{}: the application took {:.0} ns in this run, and {:.0} to {:.0} ns are expected from {} runs without instruments: the layer cannot be \
+                 compared with the others; hint: repeat the study on a quiet machine, with a longer --time",
+                layer.name,
+                layer.control_ns.unwrap_or(0.0),
+                range.low,
+                range.high,
+                self.plain_ns.len()
             ));
         }
         cautions

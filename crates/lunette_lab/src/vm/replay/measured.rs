@@ -3,9 +3,8 @@
 use std::path::Path;
 
 use anyhow::Result;
-use bench::run::bootstrap_ratio;
 use bench::study::{Comparison, Report, Results, Run as _};
-use bench::table::McsRow;
+use bench::table::{McsRow, mcs_ratios};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -13,8 +12,26 @@ use super::published::Measure;
 use crate::vm::study::Run;
 
 impl Measure {
-    /// Describes the value from the result of a part (null before its end) and its folder. `Err`: the reason why there is none.
-    pub fn describe(&self, folder: &Path, result: &Value) -> Result<Result<String, String>> {
+    /// Returns the number of ratios with an interval of their own, from the results in the folder of a part.
+    pub fn comparisons(&self, folder: &Path) -> Result<usize> {
+        match self {
+            Measure::Ratio { case, .. } => {
+                let results = Results::<Run>::read(&folder.join("runs.jsonl"))?;
+                Ok(cases(&results.runs, case).len())
+            }
+            // The table of the connections shares its error among its own ratios.
+            Measure::Layer(_) | Measure::Connections(_) => Ok(0),
+        }
+    }
+
+    /// Describes the value from the result of a part (null before its end) and its folder. `number` ratios share the probability of an
+    /// error. `Err`: the reason why there is none.
+    pub fn describe(
+        &self,
+        folder: &Path,
+        result: &Value,
+        number: usize,
+    ) -> Result<Result<String, String>> {
         let (found, caution) = match self {
             Measure::Ratio { way, base, case } => {
                 let results = Results::<Run>::read(&folder.join("runs.jsonl"))?;
@@ -24,7 +41,7 @@ impl Measure {
                         && [*way, *base].contains(&run.way.as_str())
                         && run.is_disturbed()
                 });
-                let found = ratios(&results.runs, way, base, case);
+                let found = ratios(&results.runs, [way, base], case, number);
                 (found, is_disturbed.then_some(DISTURBED))
             }
             Measure::Layer(name) => {
@@ -48,21 +65,32 @@ impl Measure {
 const DISTURBED: &str = "unreliable: disturbed by other work";
 const APART: &str = "unreliable: the application's latency differs between the runs";
 
-fn ratios(runs: &[Run], way: &str, base: &str, case: &str) -> Result<String, String> {
-    let report = Report {
-        runs,
-        variants: Vec::new(),
-        cases: Vec::new(),
-        notes: Vec::new(),
-    };
+/// Returns the names of the measured cases that begin with `case`, in the order of their first runs.
+fn cases<'a>(runs: &'a [Run], case: &str) -> Vec<&'a str> {
     let mut cases: Vec<&str> = Vec::new();
     for run in runs.iter().filter(|run| run.case.starts_with(case)) {
         if !cases.contains(&run.case.as_str()) {
             cases.push(&run.case);
         }
     }
+    cases
+}
+
+fn ratios(
+    runs: &[Run],
+    [way, base]: [&str; 2],
+    case: &str,
+    number: usize,
+) -> Result<String, String> {
+    let report = Report {
+        runs,
+        variants: Vec::new(),
+        cases: Vec::new(),
+        notes: Vec::new(),
+    };
+    let cases = cases(runs, case);
     let found = cases.iter().filter_map(|name| {
-        let comparison: Comparison = report.comparison(way, base, name)?;
+        let comparison: Comparison = report.comparison(way, base, name, number)?;
         Some(match cases.len() {
             1 => comparison.range_text(),
             _ => format!("{name}: {}", comparison.range_text()),
@@ -103,15 +131,10 @@ fn layer(document: &Value, name: &str) -> Result<String, String> {
 }
 
 fn connections(rows: &[McsRow], count: u16) -> Result<String, String> {
-    let several = rows.iter().filter(|row| row.connections == count);
-    let found = several.filter_map(|row| {
-        let one = rows
-            .iter()
-            .find(|one| one.case == row.case && one.connections == 1)?;
-        let ratio = bootstrap_ratio(&row.bytes_per_second, &one.bytes_per_second)?;
-        let (value, low, high) = (ratio.value, ratio.low, ratio.high);
-        Some(format!("{}: {value:.2} ({low:.2} to {high:.2})", row.case))
-    });
+    let several = rows.iter().zip(mcs_ratios(rows));
+    let found = several.filter(|(row, _)| row.connections == count);
+    let found =
+        found.filter_map(|(row, ratio)| Some(format!("{}: {}", row.case, ratio?.range_text())));
     let found: Vec<String> = found.collect();
     match found.is_empty() {
         true => Err("not measured".to_owned()),
@@ -141,7 +164,7 @@ mod tests {
     fn findings_from_different_or_disturbed_runs_have_a_caution() {
         let folder = Path::new("/nonexistent");
         let of = |measure: Measure, document: &Value| {
-            let found = measure.describe(folder, document).unwrap();
+            let found = measure.describe(folder, document, 1).unwrap();
             found.unwrap()
         };
         let mut latency = json!({"studies": [{"comparable": true, "layers": [
@@ -177,11 +200,11 @@ mod tests {
             runs.push(run("blk", "read, depth 8", turn, 100.0));
         }
         assert_eq!(
-            ratios(&runs, "scsi", "blk", "read, depth 1").unwrap(),
+            ratios(&runs, ["scsi", "blk"], "read, depth 1", 1).unwrap(),
             "0.75 (0.75 to 0.75, 4 turns)"
         );
-        let both = ratios(&runs, "scsi", "blk", "read").unwrap();
+        let both = ratios(&runs, ["scsi", "blk"], "read", 2).unwrap();
         assert!(both.contains("; read, depth 8: 1.00 ("), "{both}");
-        assert!(ratios(&runs, "scsi", "ide", "read").is_err());
+        assert!(ratios(&runs, ["scsi", "ide"], "read", 2).is_err());
     }
 }

@@ -12,7 +12,7 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
-use bench::study::{Page, write_file};
+use bench::study::{METHOD, Page, write_file};
 use clap::{Args, Parser};
 use cli_common::{Failure, Outcome, print_line};
 use rustix::process::{Pid, Signal, kill_process};
@@ -223,6 +223,13 @@ impl<'a> Replay<'a> {
     /// Returns the findings with the values of this replay, as lines of a table.
     fn findings(&self, label: &str) -> Result<Vec<Vec<String>>> {
         let mut lines = vec![vec!["published".to_owned(), format!("here{label}")]];
+        // The ratios of all findings share the probability of an error.
+        let mut number = 0;
+        for finding in self.study.findings {
+            number += finding
+                .measure
+                .comparisons(&self.folder.join(finding.part))?;
+        }
         for Finding {
             published,
             part,
@@ -230,7 +237,7 @@ impl<'a> Replay<'a> {
         } in self.study.findings
         {
             let found = match self.parts.iter().any(|(one, _)| one.folder == *part) {
-                true => measure.describe(&self.folder.join(part), &self.result(part)?)?,
+                true => measure.describe(&self.folder.join(part), &self.result(part)?, number)?,
                 false => Err("not part of --quick".to_owned()),
             };
             let found = found.unwrap_or_else(|why| format!("- ({why})"));
@@ -280,6 +287,7 @@ impl<'a> Replay<'a> {
         }
         writeln!(stdout)?;
         writeln!(stdout, "source: {}\n{}", study.source, study.differences)?;
+        writeln!(stdout, "ratios: {METHOD}")?;
         if let Some(line) = caution {
             writeln!(stdout, "{line}")?;
         }
@@ -301,6 +309,7 @@ impl<'a> Replay<'a> {
             format!("Preparation: {}", study.preparation),
             format!("Workload: {}", study.workload),
             study.differences.to_owned(),
+            format!("Ratios: {METHOD}."),
         ];
         let notes = first["conditions"].as_array().into_iter().flatten();
         about.extend(notes.filter_map(|note| Some(note.as_str()?.to_owned())));

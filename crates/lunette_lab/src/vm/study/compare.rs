@@ -7,11 +7,13 @@ use std::process::Command;
 use bench::picture::Painter;
 use bench::run::Interval;
 use bench::study::{
-    Comparison, Page, Report, Run as _, TURNS_UNTIL_SURE, draw, not_enough, percent, write_file,
+    Comparison, METHOD, Page, Report, Run as _, TURNS_UNTIL_SURE, draw, not_enough, percent,
+    write_file,
 };
 use clap::{Args, ValueEnum};
-use cli_common::{Failure, Outcome};
+use cli_common::{Failure, Outcome, print_line};
 use serde_json::Value;
+use vm::Accelerator;
 
 use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
@@ -278,7 +280,14 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     vm::watch().map_err(failed)?;
     let _awake = arguments.idle.hold()?;
     let study = study(arguments)?;
-    let results = study.run(missing_turns).map_err(study_failed)?;
+    let is_kvm = Accelerator::detect().map_err(failed)? == Accelerator::Kvm;
+    if study.until_sure.is_some() && !is_kvm {
+        print_line(
+            &"--until-sure: no further turns, because emulated guests have no class of bare metal",
+        );
+    }
+    let missing = |report: &Report<'_, Run>| missing_turns(report, is_kvm);
+    let results = study.run(missing).map_err(study_failed)?;
     if vm::interrupted() {
         return interrupted(&study.report(&results.runs), Some(HOST));
     }
@@ -292,7 +301,6 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let mut chart = report.chart(&what, "per second", Run::iops);
     report.add_ratios(&mut chart, HOST);
     let [picture, _] = draw(&chart, &study.folder, "compare", &Painter::new()).map_err(failed)?;
-    let is_kvm = accelerator == "KVM";
     let (classes, of_each): (Vec<String>, Vec<Option<Class>>) =
         classes(&report, is_kvm).into_iter().unzip();
     let has_mistake = of_each.contains(&Some(Class::Mistake));
@@ -304,7 +312,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     }
     let mut page = Page {
         title: "Per cent of bare metal".to_owned(),
-        about: report.notes.clone(),
+        about: report.notes.iter().cloned().chain([method()]).collect(),
         findings: classes.clone(),
         cautions: cautions.clone(),
         ..Page::default()
@@ -323,7 +331,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         writeln!(stdout, "{}, {turns} turns\n", case.name)?;
         writeln!(stdout, "{}", text(&report, &case.name, Some(HOST)))?;
     }
-    for line in classes.iter().chain(&cautions) {
+    for line in classes.iter().chain(&cautions).chain([&method()]) {
         writeln!(stdout, "{line}")?;
     }
     if has_mistake {
@@ -343,6 +351,11 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         page.display(),
         picture.display()
     )?)
+}
+
+/// Describes the method of the shares.
+fn method() -> String {
+    format!("Shares of bare metal: {METHOD}.")
 }
 
 /// Adds the class of each variant to a document.
@@ -380,7 +393,8 @@ fn comparisons<'a>(report: &Report<'a, Run>) -> Vec<(String, &'a str, Comparison
         .filter(|variant| variant.name != HOST);
     let cells = variants.flat_map(|variant| report.cases.iter().map(move |case| (case, *variant)));
     let found = cells.filter_map(|(case, variant)| {
-        let comparison = report.comparison(&variant.name, HOST, case)?;
+        let comparison =
+            report.comparison(&variant.name, HOST, case, report.comparisons_with_one())?;
         Some((case.clone(), variant.name.as_str(), comparison))
     });
     found.collect()
@@ -391,9 +405,9 @@ fn has_class(low: f64, high: f64) -> bool {
     Class::of(Interval { value, low, high }).is_some()
 }
 
-/// Returns the estimated number of turns until each variant has a class; `None` if all have one.
-fn missing_turns(report: &Report<'_, Run>) -> Option<u32> {
-    let undecided = comparisons(report).into_iter();
+/// Returns the estimated number of turns until each variant has a class; `None` if all have one, or without KVM, where none can have one.
+fn missing_turns(report: &Report<'_, Run>, is_kvm: bool) -> Option<u32> {
+    let undecided = comparisons(report).into_iter().filter(|_| is_kvm);
     let undecided = undecided.filter(|(.., found)| !has_class(found.ratio.low, found.ratio.high));
     let more = undecided.map(|(.., found)| found.more_turns(has_class).unwrap_or(u32::MAX));
     more.max()
@@ -419,4 +433,76 @@ fn classes(report: &Report<'_, Run>, is_kvm: bool) -> Vec<(String, Option<Class>
         )
     });
     lines.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use bench::study::Variant;
+
+    use super::*;
+
+    fn variant(name: &str) -> Variant {
+        Variant {
+            name: name.to_owned(),
+            settings: Vec::new(),
+        }
+    }
+
+    /// The share of bare metal is near the border of two classes.
+    #[test]
+    fn emulated_guests_need_no_further_turns_for_their_class() {
+        let variants = [variant(HOST), variant("blk")];
+        let mut runs = Vec::new();
+        for turn in 0..4_u32 {
+            for (name, iops) in [(HOST, 1000.0), ("blk", 700.0 + f64::from(turn) * 50.0)] {
+                runs.push(Run {
+                    way: name.to_owned(),
+                    case: "c".to_owned(),
+                    turn,
+                    read_iops: iops,
+                    ..Run::default()
+                });
+            }
+        }
+        let report = Report {
+            runs: &runs,
+            variants: variants.iter().collect(),
+            cases: vec!["c".to_owned()],
+            notes: Vec::new(),
+        };
+        assert!(missing_turns(&report, true).is_some());
+        assert_eq!(missing_turns(&report, false), None);
+    }
+
+    /// Each further variant makes the intervals wider, because the classes of all variants are stated together.
+    #[test]
+    fn shares_of_all_variants_share_the_error() {
+        let names = [HOST, "a", "b", "c", "d"];
+        let variants = names.map(variant);
+        let mut runs = Vec::new();
+        for turn in 0..5_u32 {
+            for name in names {
+                let noise = 1.0 + f64::from((turn * 7) % 5) * 0.02;
+                let factor = if name == HOST { 1.0 } else { 0.5 * noise };
+                runs.push(Run {
+                    way: name.to_owned(),
+                    case: "c".to_owned(),
+                    turn,
+                    read_iops: 1000.0 * factor,
+                    ..Run::default()
+                });
+            }
+        }
+        let width = |count: usize| {
+            let report = Report {
+                runs: &runs,
+                variants: variants.iter().take(count).collect(),
+                cases: vec!["c".to_owned()],
+                notes: Vec::new(),
+            };
+            let ratio = comparisons(&report)[0].2.ratio;
+            ratio.high - ratio.low
+        };
+        assert!(width(5) > width(2) * 1.2, "{} {}", width(5), width(2));
+    }
 }

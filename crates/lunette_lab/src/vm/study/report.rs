@@ -8,7 +8,7 @@ use anyhow::Result;
 use bench::chart::Chart;
 use bench::report::columns;
 use bench::run::{Environment, Interval, spread};
-use bench::study::{Page, Report, Results, Run as _, Table, percent, write_file};
+use bench::study::{METHOD, Page, Report, Results, Run as _, Table, percent, write_file};
 use cli_common::{Failure, Outcome, print_line};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -93,7 +93,8 @@ pub fn table(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> Table 
             continue;
         }
         let ratio = base.filter(|base| *base != name);
-        let ratio = ratio.and_then(|base| report.comparison(name, base, case));
+        let ratio = ratio
+            .and_then(|base| report.comparison(name, base, case, report.comparisons_with_one()));
         // 0: unknown, as on the host.
         let micros = |nanos: f64| match nanos {
             0.0 => "-".to_owned(),
@@ -179,7 +180,7 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
     });
     let cells = cells.map(|(case, way)| {
         let median = |value: fn(&Run) -> f64| report.spread(way, case, value).median;
-        let ratio = base.and_then(|base| report.comparison(way, base, case));
+        let ratio = base.and_then(|base| report.comparison(way, base, case, report.comparisons_with_one()));
         let ratio = ratio.map(|comparison| comparison.ratio);
         json!({
             "way": way, "case": case, "iops": report.spread(way, case, Run::iops),
@@ -193,7 +194,7 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
         })
     });
     json!({"accelerator": header["accelerator"], "guest": header["guest"], "environment": header["environment"],
-        "conditions": report.notes, "cells": cells.collect::<Vec<_>>()})
+        "conditions": report.notes, "method": METHOD, "cells": cells.collect::<Vec<_>>()})
 }
 
 /// Result of a study as JSON, in its folder.
@@ -301,7 +302,7 @@ mod tests {
             cases: Vec::new(),
             notes: Vec::new(),
         };
-        let class = |way| Class::of(report.comparison(way, "host", "c").unwrap().ratio);
+        let class = |way| Class::of(report.comparison(way, "host", "c", 3).unwrap().ratio);
         assert_eq!(class("slow"), Some(Class::Mistake));
         assert_eq!(class("half"), Some(Class::Tuning));
         assert_eq!(class("host"), Some(Class::Near));
