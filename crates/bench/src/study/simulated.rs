@@ -209,7 +209,7 @@ fn advice_is_right_in_95_of_100_studies_of_known_truth() {
         };
         let found = truth.check(more.unwrap_or(truth.draws), &mut random);
         if more.is_some() {
-            println!("{found}");
+            cli_common::print_line(&found);
         }
     }
 }
