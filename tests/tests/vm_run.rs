@@ -5,7 +5,8 @@ use end_to_end::user_guests::kill_hard;
 use end_to_end::{Context, Daemon, DaemonBuilder, Result, Scratch, UserGuests, ensure};
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use vm::running::Phase;
@@ -126,10 +127,12 @@ fn detached_guests_take_commands_and_files() -> Result<()> {
 const CLEAR: &str = "sg_persist -n -o -C -K 0x7 /dev/sda";
 const WRITE: &str = "dd if=/dev/zero of=/dev/sda bs=4k count=1 oflag=direct";
 
+const RESERVE: &str =
+    "sg_persist -n -o -G -S 0x7 /dev/sda && sg_persist -n -o -R -K 0x7 -T 3 /dev/sda";
+
 /// Reserves a disk for the guest alone. The kernel has repeated the command after the unit attention of a migration.
 fn reserve(guests: &UserGuests) -> Result<()> {
-    let reserve = "sg_persist -n -o -G -S 0x7 /dev/sda && sg_persist -n -o -R -K 0x7 -T 3 /dev/sda";
-    guests.ok(&["exec", "two", &format!("{WRITE} && {reserve}")])?;
+    guests.ok(&["exec", "two", &format!("{WRITE} && {RESERVE}")])?;
     Ok(())
 }
 
@@ -160,6 +163,7 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         Ok(begun.status.success())
     })?;
     fails_to_move(guests, second)?;
+    keeps_a_new_reservation(guests, first, second)?;
     let [first, second] = [first, &*second].map(|daemon| daemon.control().display().to_string());
     reserve(guests)?;
     let refused = guests.refused(&["migrate", "two", "--to-daemon", &second])?;
@@ -233,6 +237,35 @@ fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
         .find(|name| name.ends_with(".2"))
         .context("no export is left over")?;
     second.lunette(&["export", "remove", name])?;
+    Ok(())
+}
+
+/// The guest reserves a disk while its memory is copied. The migration fails, because the reservation would be lost.
+fn keeps_a_new_reservation(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
+    // Commands that begin during a migration wait for its end.
+    let reserve =
+        format!("until [ $(cat /sys/block/vda/size) = 65536 ]; do sleep 0.1; done; {RESERVE}");
+    let mut reserving = guests.start(&["exec", "two", &reserve])?;
+    let mut monitor = None;
+    let ended = unfinished_migration(guests, second, |_, _| {
+        first.lunette(&["disk", "resize", "d2", "32M"])?;
+        wait_for(|| {
+            let show = |disk| first.lunette(&["disk", "show", disk, "--json"]);
+            Ok([show("d0")?, show("d1")?].concat().contains("reservations"))
+        })?;
+        // The supervisor uses the other monitor.
+        let mut human = UnixStream::connect(guests.folder("two").join("monitor.sock"))?;
+        writeln!(human, "migrate_set_parameter max-bandwidth 4096M")?;
+        monitor = Some(human);
+        Ok(())
+    })?;
+    ensure!(
+        ended.contains("guest two continues") && ended.contains("has persistent reservations"),
+        "{ended}"
+    );
+    drop(monitor);
+    ensure!(reserving.wait()?.success());
+    guests.ok(&["exec", "two", &format!("{WRITE} && {CLEAR}")])?;
     Ok(())
 }
 

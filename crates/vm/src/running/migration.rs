@@ -36,6 +36,11 @@ const SUFFIX: &str = ".2";
 /// Time limit for a request on the socket.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
+/// Interval at which QEMU is asked if it waits before the switch. The guest is stopped meanwhile.
+const SWITCH_INTERVAL: Duration = Duration::from_millis(5);
+/// Capability and state of a source that stops the guest and waits before the switch.
+const PAUSE: &str = "pause-before-switchover";
+const PAUSED: &str = "pre-switchover";
 /// Bandwidth in bytes per second: no limit in practice.
 const BANDWIDTH: u64 = 4 << 30;
 
@@ -51,6 +56,22 @@ pub struct MigrationOptions {
     pub seconds: u64,
     /// Control socket of the daemon that serves the guest afterwards. `None`: the present daemon.
     pub to_daemon: Option<PathBuf>,
+}
+
+impl MigrationOptions {
+    /// Sets the options in the source. `pauses`: it waits before the switch, with a stopped guest.
+    fn set(&self, source: &mut Qmp, pauses: bool) -> Result<()> {
+        let limit = self.bandwidth_mib;
+        let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
+        let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": self.downtime_ms });
+        source.command("migrate-set-parameters", parameters)?;
+        let pause = json!({ "capability": PAUSE, "state": pauses });
+        source.command(
+            "migrate-set-capabilities",
+            json!({ "capabilities": [pause] }),
+        )?;
+        Ok(())
+    }
 }
 
 /// Progress of a migration.
@@ -82,6 +103,26 @@ pub struct Migrated {
     pub transferred: u64,
     /// Stops of the virtqueues, as measured by the daemon.
     pub queues: Vec<ExportStops>,
+}
+
+impl Migrated {
+    /// Returns the result of a migration: QEMU's status, and the queue stops that the histograms have gained.
+    fn new(status: &Value, exports: &[MovedExport], before: &Stops, after: &Stops) -> Migrated {
+        let queues = exports.iter().map(|export| {
+            let name = text(&export.from, "name").to_owned();
+            ExportStops {
+                stops_ns: new_values(before.get(&name), after.get(&name)),
+                export: name,
+            }
+        });
+        let number = |value: &Value| value.as_u64().unwrap_or_default();
+        Migrated {
+            downtime_ms: number(&status["downtime"]),
+            total_ms: number(&status["total-time"]),
+            transferred: number(&status["ram"]["transferred"]),
+            queues: queues.collect(),
+        }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -220,9 +261,12 @@ impl Supervisor {
         let to = to_daemon.unwrap_or(&control);
         self.remove_left_over();
         let exports = self.exports(&control, to)?;
-        if to_daemon.is_some() {
+        let check_disks = || {
             let names: Vec<&str> = exports.iter().map(|one| text(&one.from, "name")).collect();
-            other_daemon::check(&control, to, &names)?;
+            other_daemon::check(&control, to, &names)
+        };
+        if to_daemon.is_some() {
+            check_disks()?;
         }
         let client = Client::new(&control);
         let before = queue_stops(&client)?;
@@ -241,7 +285,12 @@ impl Supervisor {
             Some(other) => check_connected(other, &exports),
             None => Ok(()),
         };
-        let moved = self.move_guest(&exports, &options, stream, check);
+        let checks = Checks {
+            connected: &check,
+            // A guest that was running may have reserved a disk since the first check.
+            disks: to_daemon.is_some().then_some(&check_disks),
+        };
+        let moved = self.move_guest(&exports, &options, stream, &checks);
         // An error after the switch does not bring the guest back.
         let has_moved = self.state.qemu != qemu;
         if has_moved && to_daemon.is_some() {
@@ -252,21 +301,8 @@ impl Supervisor {
             false => Ok(()),
         };
         let migrated = moved.map(|status| {
-            let stops = queue_stops(&client).unwrap_or_default();
-            let queues = exports.iter().map(|export| {
-                let name = text(&export.from, "name").to_owned();
-                ExportStops {
-                    stops_ns: new_values(before.get(&name), stops.get(&name)),
-                    export: name,
-                }
-            });
-            let number = |value: &Value| value.as_u64().unwrap_or_default();
-            Migrated {
-                downtime_ms: number(&status["downtime"]),
-                total_ms: number(&status["total-time"]),
-                transferred: number(&status["ram"]["transferred"]),
-                queues: queues.collect(),
-            }
+            let after = queue_stops(&client).unwrap_or_default();
+            Migrated::new(&status, &exports, &before, &after)
         });
         let removed = match has_moved {
             true if to_daemon.is_some() && self.daemon.is_some() => self.end_daemon(),
@@ -383,13 +419,13 @@ impl Supervisor {
         }
     }
 
-    /// Moves the guest to a new QEMU, while `check` succeeds. Returns QEMU's status of the migration.
+    /// Moves the guest to a new QEMU, while the checks succeed. Returns QEMU's status of the migration.
     fn move_guest(
         &mut self,
         exports: &[MovedExport],
         options: &MigrationOptions,
         stream: &UnixStream,
-        check: impl Fn() -> Result<()>,
+        checks: &Checks<'_>,
     ) -> Result<Value> {
         let folder = self.runtime_folder()?.clone();
         let file = |name: &str| qemu_value(&folder.file(name));
@@ -416,18 +452,14 @@ impl Supervisor {
         destination.command("migrate-incoming", uri.clone())?;
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
-        let limit = options.bandwidth_mib;
-        let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
-        let parameters =
-            json!({ "max-bandwidth": bandwidth, "downtime-limit": options.downtime_ms });
-        source.command("migrate-set-parameters", parameters)?;
+        options.set(&mut source, checks.disks.is_some())?;
         let port = self.agent.clone();
         if let Some(port) = &port {
             port.pause();
         }
         let until = Instant::now() + Duration::from_secs(options.seconds);
         let begun = source.command("migrate", uri);
-        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream, &check));
+        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream, checks));
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
         let status = match ended {
             Ok(status) => status,
@@ -454,7 +486,7 @@ impl Supervisor {
             .and(moved)
             .and(connected)
             .and_then(|()| destination.wait_until_running(START_LIMIT))
-            .and_then(|()| check())
+            .and_then(|()| (checks.connected)())
             .with_context(|| {
                 format!(
                     "guest {} runs in the new QEMU, but the migration is incomplete",
@@ -521,51 +553,82 @@ fn check_connected(daemon: &Client, exports: &[MovedExport]) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if
-/// `check` fails.
+/// Checks during a migration.
+struct Checks<'a> {
+    /// The destination's daemon has the connections of the new QEMU.
+    connected: &'a dyn Fn() -> Result<()>,
+    /// The disks can move. Checked while the guest is stopped; `None`: it is not stopped for this.
+    disks: Option<&'a dyn Fn() -> Result<()>>,
+}
+
+/// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if a check
+/// fails.
 fn wait_for_switch(
     source: &mut Qmp,
     until: Instant,
     stream: &UnixStream,
-    check: impl Fn() -> Result<()>,
+    checks: &Checks<'_>,
 ) -> Result<Value> {
     let mut cancelled: Option<String> = None;
+    let mut pauses = checks.disks.is_some();
+    let mut next_report = Instant::now();
     loop {
         let status = source.command("query-migrate", json!({}))?;
-        let number = |key: &str| status["ram"][key].as_u64().unwrap_or_default();
+        let mut reason = None;
         match status["status"].as_str().unwrap_or_default() {
             "completed" => return Ok(status),
             "failed" | "cancelled" => {
                 let reason = cancelled.or(status["error-desc"].as_str().map(str::to_owned));
                 bail!(reason.unwrap_or_else(|| "QEMU has reported no reason".to_owned()))
             }
+            PAUSED if pauses && cancelled.is_none() => {
+                pauses = false;
+                match checks.disks.map_or(Ok(()), |check| check()) {
+                    Ok(()) => drop(source.command("migrate-continue", json!({ "state": PAUSED }))?),
+                    Err(error) => reason = Some(format!("{error:#}")),
+                }
+            }
             _ => {}
         }
-        let progress = MigrationProgress {
-            transferred: number("transferred"),
-            remaining: number("remaining"),
-        };
-        let reason = match send(stream, &MigrationMessage::Progress(progress)) {
-            Err(error) => Some(error.to_string()),
-            Ok(()) if interrupted() => Some("the guest is being ended".to_owned()),
-            Ok(()) if Instant::now() > until => Some(
-                "the time limit is exceeded; hint: set a longer --within or a longer --downtime-limit"
-                    .to_owned(),
-            ),
-            Ok(()) => check().err().map(|error| format!("{error:#}")),
-        };
+        if reason.is_none() && Instant::now() >= next_report {
+            next_report = Instant::now() + PROGRESS_INTERVAL;
+            reason = report(&status, until, stream, checks)
+                .err()
+                .map(|error| format!("{error:#}"));
+        }
         if let (Some(reason), None) = (reason, &cancelled) {
             source.command("migrate_cancel", json!({}))?;
             cancelled = Some(reason);
         }
-        std::thread::sleep(PROGRESS_INTERVAL);
+        std::thread::sleep(match pauses {
+            true => SWITCH_INTERVAL,
+            false => PROGRESS_INTERVAL,
+        });
     }
 }
 
+/// Reports the progress of a migration. Returns the reason to cancel it as an error.
+fn report(status: &Value, until: Instant, stream: &UnixStream, checks: &Checks<'_>) -> Result<()> {
+    let number = |key: &str| status["ram"][key].as_u64().unwrap_or_default();
+    let progress = MigrationProgress {
+        transferred: number("transferred"),
+        remaining: number("remaining"),
+    };
+    send(stream, &MigrationMessage::Progress(progress))?;
+    ensure!(!interrupted(), "the guest is being ended");
+    ensure!(
+        Instant::now() <= until,
+        "the time limit is exceeded; hint: set a longer --within or a longer --downtime-limit"
+    );
+    (checks.connected)()
+}
+
 type Buckets = Vec<(u64, u64)>;
+/// Buckets of each export.
+type Stops = BTreeMap<String, Buckets>;
 
 /// Returns the durations of the stops of each export: pairs of nanoseconds and count.
-fn queue_stops(client: &Client) -> Result<BTreeMap<String, Buckets>> {
+fn queue_stops(client: &Client) -> Result<Stops> {
     let statistics: Statistics = client.get("/v1/statistics")?;
     let times = statistics.queue_times.into_iter();
     Ok(times
@@ -640,47 +703,71 @@ mod tests {
         );
     }
 
-    /// Acts as the monitor of a source QEMU. The migration stays active until `migrate_cancel`.
-    fn active_migration(listener: &UnixListener) {
+    /// Acts as the monitor of a source QEMU. The migration has this state until a command ends it.
+    fn unfinished_migration(listener: &UnixListener, state: &str) {
         let (mut stream, _) = listener.accept().unwrap();
         let reader = BufReader::new(stream.try_clone().unwrap());
         writeln!(stream, "{}", json!({ "QMP": {} })).unwrap();
-        let mut status = "active";
+        let mut status = state;
         for line in reader.lines() {
             let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
             let answer = match command["execute"].as_str() {
                 Some("query-migrate") => json!({ "status": status }),
                 _ => json!({}),
             };
-            if command["execute"] == "migrate_cancel" {
-                status = "cancelled";
+            match command["execute"].as_str() {
+                Some("migrate_cancel") => status = "cancelled",
+                Some("migrate-continue") => status = "completed",
+                _ => {}
             }
             writeln!(stream, "{}", json!({ "return": answer })).unwrap();
         }
     }
 
-    #[test]
-    fn migration_without_client_or_daemon_is_cancelled() {
+    /// Waits for the end of a migration with this state. Returns the error, or an empty text.
+    fn end_of(state: &str, has_client: bool, seconds: u64, checks: &Checks<'_>) -> String {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("qmp.sock");
         let listener = UnixListener::bind(&path).unwrap();
-        let lost = || bail!("the daemon is lost");
-        let cancelled = |has_client: bool, seconds: u64, check: &dyn Fn() -> Result<()>| {
-            let (ours, client) = UnixStream::pair().unwrap();
-            let _client = has_client.then_some(client);
-            let until = Instant::now() + Duration::from_secs(seconds);
-            std::thread::scope(|scope| {
-                scope.spawn(|| active_migration(&listener));
-                let mut source = Qmp::connect(&path).unwrap();
-                let ended = wait_for_switch(&mut source, until, &ours, check);
-                format!("{:#}", ended.unwrap_err())
-            })
+        let (ours, client) = UnixStream::pair().unwrap();
+        let _client = has_client.then_some(client);
+        let until = Instant::now() + Duration::from_secs(seconds);
+        std::thread::scope(|scope| {
+            scope.spawn(|| unfinished_migration(&listener, state));
+            let mut source = Qmp::connect(&path).unwrap();
+            let ended = wait_for_switch(&mut source, until, &ours, checks);
+            ended
+                .err()
+                .map(|error| format!("{error:#}"))
+                .unwrap_or_default()
+        })
+    }
+
+    #[test]
+    fn migration_without_client_or_daemon_is_cancelled() {
+        let checks = |connected| Checks {
+            connected,
+            disks: None,
         };
-        let reason = cancelled(false, 100, &|| Ok(()));
+        let reason = end_of("active", false, 100, &checks(&|| Ok(())));
         assert!(reason.contains("has ended"), "{reason}");
-        let reason = cancelled(true, 0, &|| Ok(()));
+        let reason = end_of("active", true, 0, &checks(&|| Ok(())));
         assert!(reason.contains("time limit"), "{reason}");
-        assert_eq!(cancelled(true, 100, &lost), "the daemon is lost");
+        let lost = || bail!("the daemon is lost");
+        let reason = end_of("active", true, 100, &checks(&lost));
+        assert_eq!(reason, "the daemon is lost");
+    }
+
+    #[test]
+    fn disks_are_checked_again_while_the_guest_is_stopped() {
+        let refused: &dyn Fn() -> Result<()> = &|| bail!("disk d has persistent reservations");
+        let checks = |disks| Checks {
+            connected: &|| Ok(()),
+            disks: Some(disks),
+        };
+        let refused = end_of("pre-switchover", true, 100, &checks(refused));
+        assert_eq!(refused, "disk d has persistent reservations");
+        assert_eq!(end_of("pre-switchover", true, 100, &checks(&|| Ok(()))), "");
     }
 
     #[test]
