@@ -509,18 +509,22 @@ fn names_and_placeholders_are_nouns_of_their_content() -> Result<()> {
 }
 
 /// Crates on the path of a request.
-const REQUEST_PATH: [&str; 11] = [
+const REQUEST_PATH: [&str; 15] = [
     "bdev",
     "iscsi",
     "iscsi_initiator",
     "iscsi_target",
     "nbd_server",
+    "reactor",
     "request_engine",
+    "scsi",
     "scsi_exec",
+    "uring",
     "vhost_user",
     "virtio_blk",
     "virtio_device",
     "virtio_scsi",
+    "virtqueue",
 ];
 /// Maximum number of fields of a structure on the path of a request.
 const FIELDS_MAX: usize = 15;

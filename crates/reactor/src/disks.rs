@@ -89,10 +89,8 @@ pub(crate) const PACE: Owner = Owner(1);
 /// Owner of all I/O timeout timers.
 pub(crate) const LATE: Owner = Owner(2);
 
-/// A disk in use by sources of the worker. The path of an I/O: `admission.rs`.
-pub(crate) struct OpenDisk {
-    pub disk: Arc<Disk>,
-    pub channel: Box<dyn IoChannel>,
+/// The device that a handle is attached to.
+struct Attachment {
     /// Ring owners of the channel's layers.
     owners: Vec<Owner>,
     /// Generation of the disk's device; see [`Disk::device_and_generation`].
@@ -103,9 +101,46 @@ pub(crate) struct OpenDisk {
     retry: Option<Retry>,
     /// Locks that attaching waits for.
     lock_waits: LockWaits,
-    users: usize,
-    /// The last user has closed the handle; operations on the ring are still ending.
-    closing: bool,
+}
+
+/// Use of a handle by sources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Usage {
+    Open {
+        users: usize,
+    },
+    /// The last user has closed the handle. Operations on the ring are still ending.
+    Closing,
+}
+
+impl Usage {
+    fn is_open(self) -> bool {
+        self != Usage::Closing
+    }
+
+    fn has_users(self) -> bool {
+        matches!(self, Usage::Open { users } if users > 0)
+    }
+
+    fn add_user(&mut self) {
+        if let Usage::Open { users } = self {
+            *users += 1;
+        }
+    }
+
+    fn remove_user(&mut self) {
+        if let Usage::Open { users } = self {
+            *users -= 1;
+        }
+    }
+}
+
+/// A disk in use by sources of the worker. The path of an I/O: `admission.rs`.
+pub(crate) struct OpenDisk {
+    pub disk: Arc<Disk>,
+    pub channel: Box<dyn IoChannel>,
+    attachment: Attachment,
+    usage: Usage,
     pub drain: Drain,
     pub record: Arc<DiskRecord>,
     pub conditions: Arc<Conditions>,
@@ -126,7 +161,7 @@ impl OpenDisk {
     /// Returns true if the handle has no users and no I/O.
     #[inline]
     fn is_unused(&self) -> bool {
-        self.users == 0
+        !self.usage.has_users()
             && self.in_flight() == 0
             && self.deferred.is_empty()
             && self.pacing.is_empty()
@@ -265,11 +300,11 @@ impl Io {
     pub fn open(&mut self, disk: &Arc<Disk>) -> DiskHandle {
         let same = |open: &Option<OpenDisk>| {
             let open = open.as_ref();
-            open.is_some_and(|open| !open.closing && Arc::ptr_eq(&open.disk, disk))
+            open.is_some_and(|open| open.usage.is_open() && Arc::ptr_eq(&open.disk, disk))
         };
         if let Some(index) = self.disks.iter().position(same) {
             let open = self.disks[index].as_mut().expect("found above");
-            open.users += 1;
+            open.usage.add_user();
             return DiskHandle(index as u32);
         }
         let free = self.disks.iter().position(Option::is_none);
@@ -282,13 +317,14 @@ impl Io {
         self.disks[index] = Some(OpenDisk {
             disk: disk.clone(),
             channel: Box::new(Absent),
-            owners: Vec::new(),
-            generation: 0,
-            others: Others::default(),
-            retry: None,
-            lock_waits: LockWaits::new(wake),
-            users: 1,
-            closing: false,
+            attachment: Attachment {
+                owners: Vec::new(),
+                generation: 0,
+                others: Others::default(),
+                retry: None,
+                lock_waits: LockWaits::new(wake),
+            },
+            usage: Usage::Open { users: 1 },
             drain: Drain::new(disk.range_locks(), &self.worker, index as u32),
             record: self.ledger.disk(disk),
             conditions: disk.conditions().clone(),
@@ -316,18 +352,18 @@ impl Io {
             &mut self.ring,
             &mut self.listeners,
             index as u32,
-            &mut open.lock_waits,
+            &mut open.attachment.lock_waits,
         );
         let worker = self.worker.index();
-        if !open.lock_waits.is_pending() {
-            open.lock_waits.clear();
+        if !open.attachment.lock_waits.is_pending() {
+            open.attachment.lock_waits.clear();
         }
         match attached {
             Ok(channel) => {
                 self.prefetching += usize::from(channel.wants_prefetch());
-                (open.channel, open.owners) = (channel, owners);
-                open.generation = generation;
-                if let Some(retry) = open.retry.take() {
+                (open.channel, open.attachment.owners) = (channel, owners);
+                open.attachment.generation = generation;
+                if let Some(retry) = open.attachment.retry.take() {
                     let disk = open.disk.name();
                     if retry.is_shown {
                         tracing::info!(disk, worker, "attached to the device");
@@ -351,12 +387,12 @@ impl Io {
         let worker = self.worker.index();
         let (disk, now) = (open.disk.name(), self.clock.elapsed());
         let failure = match error.kind() {
-            _ if open.lock_waits.is_pending() => AttachFailure::Locking,
+            _ if open.attachment.lock_waits.is_pending() => AttachFailure::Locking,
             std::io::ErrorKind::ResourceBusy => AttachFailure::Locked,
             _ => AttachFailure::Other,
         };
-        let first = open.retry.is_none();
-        let retry = open.retry.get_or_insert_with(|| {
+        let first = open.attachment.retry.is_none();
+        let retry = open.attachment.retry.get_or_insert_with(|| {
             let owner = listen(&mut self.listeners, Listener::Retry(index as u32));
             Retry::begin(&mut self.ring, owner, now, failure)
         });
@@ -414,14 +450,18 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        if !open.closing {
-            let held = open.retry.as_ref().map(|retry| retry.held.clone());
+        if open.usage.is_open() {
+            let held = open
+                .attachment
+                .retry
+                .as_ref()
+                .map(|retry| retry.held.clone());
             self.attach(disk as usize);
             if let Some(held) = held.filter(|held| !held.borrow().is_empty()) {
                 self.continue_held(disk, &held, finished);
             }
             if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
-                match open.retry.as_ref().map(Retry::failure) {
+                match open.attachment.retry.as_ref().map(Retry::failure) {
                     None => open.resume_waiting(&mut self.ring, disk, finished),
                     Some(AttachFailure::LockTimeout) => open.fail_waiting(finished, |_| true),
                     Some(AttachFailure::Locking | AttachFailure::Locked | AttachFailure::Other) => {
@@ -430,7 +470,7 @@ impl Io {
             }
             return;
         }
-        if let Some(retry) = open.retry.take() {
+        if let Some(retry) = open.attachment.retry.take() {
             self.unlisten_all(&[retry.owner]);
         }
         self.close_unused(disk);
@@ -440,7 +480,7 @@ impl Io {
     #[cold]
     pub(crate) fn locks_changed(&mut self, disk: u32) {
         if let Some(Some(open)) = self.disks.get(disk as usize)
-            && let Some(retry) = &open.retry
+            && let Some(retry) = &open.attachment.retry
         {
             retry.cancel(&mut self.ring);
         }
@@ -452,7 +492,7 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        let failure = open.retry.as_ref().map(Retry::failure);
+        let failure = open.attachment.retry.as_ref().map(Retry::failure);
         let is_locking = failure == Some(AttachFailure::Locking);
         let ended: Vec<HeldIo> = held
             .borrow_mut()
@@ -501,7 +541,7 @@ impl Io {
     /// Releases a handle from [`Io::open`]. The last release closes it after its I/O has finished.
     pub fn close(&mut self, handle: DiskHandle) {
         if let Some(Some(open)) = self.disks.get_mut(handle.0 as usize) {
-            open.users -= 1;
+            open.usage.remove_user();
             self.close_unused(handle.0);
         }
     }
@@ -525,22 +565,24 @@ impl Io {
         let Some(open) = slot.as_mut().filter(|open| open.is_unused()) else {
             return;
         };
-        if !open.closing {
-            open.closing = true;
-            open.others.close(&mut self.ring);
+        if open.usage.is_open() {
+            open.usage = Usage::Closing;
+            open.attachment.others.close(&mut self.ring);
             self.prefetching -= usize::from(open.channel.wants_prefetch());
             open.channel.close(&mut self.ring);
-            open.lock_waits.clear();
-            if let Some(retry) = &open.retry {
+            open.attachment.lock_waits.clear();
+            if let Some(retry) = &open.attachment.retry {
                 retry.cancel(&mut self.ring);
                 open.disk.state().cleared(self.worker.index());
             }
         }
-        let closed = open.others.take_closed();
-        let is_closed = open.channel.is_closed() && open.retry.is_none() && open.others.is_empty();
+        let closed = open.attachment.others.take_closed();
+        let is_closed = open.channel.is_closed()
+            && open.attachment.retry.is_none()
+            && open.attachment.others.is_empty();
         let closed = closed.into_iter();
         let gone = is_closed.then(|| slot.take()).flatten();
-        let owners = closed.chain(gone.into_iter().map(|open| open.owners));
+        let owners = closed.chain(gone.into_iter().map(|open| open.attachment.owners));
         for owners in owners.collect::<Vec<_>>() {
             self.unlisten_all(&owners);
         }
@@ -621,14 +663,14 @@ impl Io {
     ) {
         if let Some(Some(open)) = self.disks.get_mut(disk as usize) {
             let before = finished.len();
-            match open.others.is_empty() {
+            match open.attachment.others.is_empty() {
                 true => open.channel.complete(&mut self.ring, completion, finished),
                 false => open.complete_by_owner(&mut self.ring, completion, finished),
             }
             open.account(&mut self.ring, disk, finished, before);
             if open.is_unused() {
                 self.close_unused(disk);
-            } else if !open.others.is_empty() {
+            } else if !open.attachment.others.is_empty() {
                 self.take_closed(disk);
             }
         }

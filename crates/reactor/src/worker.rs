@@ -52,6 +52,17 @@ struct SourceSlot {
     stopped: Option<Stopped>,
 }
 
+/// Sources that the worker visits in an iteration.
+#[derive(Default)]
+struct Marked {
+    /// They have had work, and are drained in each iteration.
+    hot: Vec<SourceId>,
+    /// They have pushed answers that are not published.
+    touched: Vec<SourceId>,
+    /// They are removed as soon as they have no requests in flight.
+    stopping: Vec<SourceId>,
+}
+
 /// A worker, as visible to messages.
 pub struct Worker {
     handle: WorkerHandle,
@@ -59,9 +70,7 @@ pub struct Worker {
     slots: Vec<Option<SourceSlot>>,
     /// Total number of sources added.
     added: u32,
-    hot: Vec<SourceId>,
-    touched: Vec<SourceId>,
-    stopping: Vec<SourceId>,
+    marked: Marked,
     polling: Polling,
     run_delay: RunDelayReader,
     time_use: TimeUse,
@@ -72,9 +81,15 @@ pub struct Worker {
     finished: Vec<Finished>,
     sigbus_hits: u32,
     bell_rang: bool,
+    lifecycle: Lifecycle,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Lifecycle {
+    Running,
     /// The worker ends when it has no sources and no disks.
-    retiring: bool,
-    ending: bool,
+    Retiring,
+    Ending,
 }
 
 /// Returns the place of a source, unless it was removed.
@@ -108,9 +123,7 @@ impl Worker {
             io,
             slots: Vec::new(),
             added: 0,
-            hot: Vec::new(),
-            touched: Vec::new(),
-            stopping: Vec::new(),
+            marked: Marked::default(),
             polling: Polling::new(poll, &clock),
             run_delay: RunDelayReader::open(),
             time_use: TimeUse::new(&clock),
@@ -120,8 +133,7 @@ impl Worker {
             finished: Vec::with_capacity(BATCH),
             sigbus_hits: guest_memory::sigbus::signal_count(),
             bell_rang: false,
-            retiring: false,
-            ending: false,
+            lifecycle: Lifecycle::Running,
         })
     }
 
@@ -259,7 +271,7 @@ impl Worker {
         slot.source.stop();
         self.io.end_source(id, &mut self.finished);
         slot.stopped = Some(Box::new(stopped));
-        self.stopping.push(id);
+        self.marked.stopping.push(id);
         self.touch(id);
     }
 
@@ -282,17 +294,19 @@ impl Worker {
     }
 
     pub(crate) fn end(&mut self) {
-        self.ending = true;
+        self.lifecycle = Lifecycle::Ending;
     }
 
     /// Ends the worker once it has no sources and no disks.
     pub(crate) fn retire(&mut self) {
-        self.retiring = true;
+        if self.lifecycle == Lifecycle::Running {
+            self.lifecycle = Lifecycle::Retiring;
+        }
     }
 
     pub(crate) fn run(mut self) {
         let mut wait = Wait::No;
-        while !self.ending {
+        while self.lifecycle != Lifecycle::Ending {
             let (worked, noticed) = self.iterate(wait);
             wait = self.next_wait(worked, noticed);
         }
@@ -435,8 +449,8 @@ impl Worker {
 
     fn drain_hot(&mut self, noticed: Stamp) -> bool {
         let mut worked = false;
-        for index in 0..self.hot.len() {
-            let id = self.hot[index];
+        for index in 0..self.marked.hot.len() {
+            let id = self.marked.hot[index];
             let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) else {
                 continue;
             };
@@ -450,8 +464,8 @@ impl Worker {
     }
 
     fn publish_touched(&mut self, noticed: Stamp) {
-        for index in 0..self.touched.len() {
-            let id = self.touched[index];
+        for index in 0..self.marked.touched.len() {
+            let id = self.marked.touched[index];
             if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.touched = false;
                 slot.source.publish(&mut self.io);
@@ -464,7 +478,7 @@ impl Worker {
                 }
             }
         }
-        self.touched.clear();
+        self.marked.touched.clear();
     }
 
     /// Makes sources return the data that they send from disks' memory; most of it has been sent by now.
@@ -482,8 +496,8 @@ impl Worker {
 
     fn take_out_stopped(&mut self) {
         let mut index = 0;
-        while index < self.stopping.len() {
-            let id = self.stopping[index];
+        while index < self.marked.stopping.len() {
+            let id = self.marked.stopping[index];
             let slot = &mut self.slots[id.index() as usize];
             if slot
                 .as_ref()
@@ -492,8 +506,8 @@ impl Worker {
                 index += 1;
                 continue;
             }
-            self.stopping.swap_remove(index);
-            self.hot.retain(|hot| *hot != id);
+            self.marked.stopping.swap_remove(index);
+            self.marked.hot.retain(|hot| *hot != id);
             let Some(mut slot) = slot.take() else {
                 continue;
             };
@@ -520,7 +534,7 @@ impl Worker {
             && !slot.touched
         {
             slot.touched = true;
-            self.touched.push(id);
+            self.marked.touched.push(id);
         }
     }
 
@@ -530,22 +544,23 @@ impl Worker {
         {
             slot.hot = true;
             slot.source.disarm();
-            self.hot.push(id);
+            self.marked.hot.push(id);
         }
     }
 
     fn next_wait(&mut self, worked: bool, noticed: Stamp) -> Wait {
         let time = &self.ledger.iterations.time;
         self.time_use.iterated(worked, noticed, time);
-        self.polling.serves(!self.hot.is_empty());
+        self.polling.serves(!self.marked.hot.is_empty());
         if worked {
             self.polling.worked(noticed);
             if self.polling.is_on() {
                 return Wait::No;
             }
         }
-        if self.retiring && self.source_count() == 0 && !self.io.has_disks() {
-            self.ending = true;
+        let is_retiring = self.lifecycle == Lifecycle::Retiring;
+        if is_retiring && self.source_count() == 0 && !self.io.has_disks() {
+            self.end();
             return Wait::No;
         }
         // The duration of an empty iteration is negligible.
@@ -560,7 +575,7 @@ impl Worker {
             // The sources stay hot and armed: an extra kick is cheaper than a missed check.
             return Wait::No;
         }
-        for id in self.hot.drain(..) {
+        for id in self.marked.hot.drain(..) {
             if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.hot = false;
             }
@@ -606,7 +621,7 @@ impl Worker {
     /// Enables notifications of hot sources. Returns true if work arrived in the meantime.
     fn arm_hot(&mut self) -> bool {
         let mut raced = false;
-        for id in &self.hot {
+        for id in &self.marked.hot {
             if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.source.flush_notifications();
                 raced |= slot.source.arm();
@@ -616,7 +631,7 @@ impl Worker {
     }
 
     fn disarm_hot(&mut self) {
-        for id in &self.hot {
+        for id in &self.marked.hot {
             if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize) {
                 slot.source.disarm();
             }

@@ -217,17 +217,17 @@ impl LogicalUnit {
     /// Initiators are informed that removal is prevented.
     pub fn hold_medium(self: &Arc<Self>) -> MediumHold {
         let mut state = self.state();
-        state.medium_holds += 1;
+        state.medium.holds += 1;
         self.set_loaded(&mut state, true, None);
         MediumHold(Arc::clone(self))
     }
 
     /// Ejects or loads the medium. After a load, all nexuses except one get a unit attention, because the medium may have changed.
     pub(crate) fn set_loaded(&self, state: &mut UnitState, load: bool, but: Option<&Nexus>) {
-        if load && !state.loaded {
+        if load && !state.medium.loaded {
             state.attention_all(self.id, SenseCode::MEDIUM_MAY_HAVE_CHANGED, but);
         }
-        state.loaded = load;
+        state.medium.loaded = load;
         self.refresh_word(state);
     }
 
@@ -448,6 +448,6 @@ pub struct MediumHold(Arc<LogicalUnit>);
 impl Drop for MediumHold {
     fn drop(&mut self) {
         let mut state = self.0.state();
-        state.medium_holds = state.medium_holds.saturating_sub(1);
+        state.medium.holds = state.medium.holds.saturating_sub(1);
     }
 }

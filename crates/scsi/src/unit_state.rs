@@ -107,6 +107,17 @@ impl Progress {
     }
 }
 
+/// The medium and the reasons for which it cannot be ejected.
+#[derive(Debug)]
+pub(crate) struct Medium {
+    /// Only a removable medium can be ejected.
+    pub loaded: bool,
+    /// Nexuses that have prevented its removal.
+    pub prevented_by: Vec<NexusId>,
+    /// Number of holds by transports, not by initiators.
+    pub holds: usize,
+}
+
 #[derive(Debug)]
 pub(crate) struct UnitState {
     pub info: DiskInfo,
@@ -115,12 +126,7 @@ pub(crate) struct UnitState {
     /// Ports of all targets that have the unit, by number: [`UnitState::ports`].
     pub attached_ports: Vec<Arc<TargetPort>>,
     pub reservations: Reservations,
-    /// The medium is loaded. Only a removable one can be ejected.
-    pub loaded: bool,
-    /// Nexuses that have prevented removal of the medium.
-    pub prevented_by: Vec<NexusId>,
-    /// Number of holds on the medium by transports, not by initiators.
-    pub medium_holds: usize,
+    pub medium: Medium,
     pub progress: Progress,
     /// AUSE: a failed sanitize operation may be left without a new one.
     pub sanitize_may_exit: bool,
@@ -194,9 +200,11 @@ impl UnitState {
             info,
             nexuses: Vec::new(),
             attached_ports: Vec::new(),
-            loaded: true,
-            prevented_by: Vec::new(),
-            medium_holds: 0,
+            medium: Medium {
+                loaded: true,
+                prevented_by: Vec::new(),
+                holds: 0,
+            },
             groups: BTreeMap::new(),
             copies: CopyResults::default(),
             sharing: None,
@@ -326,7 +334,7 @@ impl UnitState {
             is_registered || is_reserved || is_unknown(Saved::Reservations),
             self.modes.is_changed() || is_unknown(Saved::ModePages),
             self.progress != Progress::Idle || is_unknown(Saved::Operation),
-            !self.loaded,
+            !self.medium.loaded,
         ]
     }
 
@@ -369,13 +377,14 @@ impl UnitState {
         let lost = before.registrations.iter().map(|one| &one.who);
         let lost = lost.filter(|who| known.iter().all(|one| one.who != **who));
         let gone: Vec<_> = lost.flat_map(|who| self.nexuses_of(who)).collect();
-        self.prevented_by
+        self.medium
+            .prevented_by
             .retain(|preventing| gone.iter().all(|nexus| nexus.id() != *preventing));
     }
 
     /// Returns true if the unit accepts every command, apart from the access states of its ports.
     pub fn ready(&self) -> bool {
-        self.unknown.is_empty() && self.loaded && self.progress == Progress::Idle
+        self.unknown.is_empty() && self.medium.loaded && self.progress == Progress::Idle
     }
 
     /// Returns true if the access state of some port group limits commands.
@@ -404,7 +413,7 @@ impl UnitState {
         if let Some(sense) = self.operation_sense() {
             return Err(sense);
         }
-        if matches!(needs, Needs::Medium | Needs::Capacity) && !self.loaded {
+        if matches!(needs, Needs::Medium | Needs::Capacity) && !self.medium.loaded {
             return not_ready(SenseCode::MEDIUM_NOT_PRESENT);
         }
         Ok(())
@@ -454,7 +463,8 @@ impl UnitState {
         self.reservations
             .reserved_by
             .take_if(|holder| *holder == nexus.id());
-        self.prevented_by
+        self.medium
+            .prevented_by
             .retain(|preventing| *preventing != nexus.id());
         self.copies.forget(nexus.id());
     }
@@ -462,7 +472,7 @@ impl UnitState {
     /// Resets the unit: RESERVE, prevention of removal and unsaved mode pages are dropped; persistent reservations stay.
     pub fn reset(&mut self) {
         self.reservations.reserved_by = None;
-        self.prevented_by.clear();
+        self.medium.prevented_by.clear();
         self.modes.reset();
         self.copies = CopyResults::default();
     }

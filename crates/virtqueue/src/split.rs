@@ -55,36 +55,46 @@ impl Areas {
     }
 }
 
+/// The available ring, as far as it is read.
+struct Available {
+    /// Next entry to pop.
+    next: u16,
+    /// The driver's index when last read.
+    known: u16,
+    /// Heads from the next entry to pop up to `copied`, indexed modulo the array size. Copied because the driver continues to write to
+    /// their cache lines.
+    heads: [u16; HEADS_COPIED as usize],
+    copied: u16,
+    /// Head and table address of the last chain. With few requests in flight, the next chain usually has the same.
+    last: (u16, u64),
+}
+
+/// The used ring, as far as it is written.
+struct Used {
+    /// Next element to push.
+    next: u16,
+    /// The last `collected` elements, written to the ring together. The driver reads earlier elements in the same cache lines meanwhile.
+    answers: [UsedElement; ANSWERS_MAX],
+    collected: usize,
+    /// The last elements differed from the previous content of the ring.
+    elements_changed: bool,
+    /// Published index.
+    published: u16,
+    /// Published index at the last check of the driver's event suppression.
+    checked: u16,
+    /// The driver's event suppression was checked since the queue was created. With VIRTIO_F_EVENT_IDX, the first answer always
+    /// notifies, on behalf of an earlier device.
+    signalled: bool,
+}
+
 pub struct SplitQueue {
     areas: Areas,
     size: u16,
     event_idx: bool,
     broken: bool,
-    /// The driver's event suppression was checked since the queue was created. With `event_idx`, the first answer always notifies, on
-    /// behalf of an earlier device.
-    signalled: bool,
     limits: Limits,
-    /// Next entry to pop.
-    next_available: u16,
-    /// The driver's index when last read.
-    known_available: u16,
-    /// Heads from the next entry to pop up to `copied_available`, indexed modulo the array size. Copied because the driver continues to
-    /// write to their cache lines.
-    heads: [u16; HEADS_COPIED as usize],
-    copied_available: u16,
-    /// Head and table address of the last chain. With few requests in flight, the next chain usually has the same.
-    last: (u16, u64),
-    /// Next element to push.
-    next_used: u16,
-    /// The last `collected` elements, written to the ring together. The driver reads earlier elements in the same cache lines meanwhile.
-    answers: [UsedElement; ANSWERS_MAX],
-    collected: usize,
-    /// Published used index.
-    published_used: u16,
-    /// Published index at the last check of the driver's event suppression.
-    checked_used: u16,
-    /// The last elements differed from the previous content of the ring.
-    elements_changed: bool,
+    available: Available,
+    used: Used,
     /// In-flight region, which outlives this process.
     inflight: Option<Box<Inflight>>,
     /// Heads that an earlier device has popped and not answered.
@@ -101,19 +111,23 @@ impl SplitQueue {
             size: config.size,
             event_idx: config.event_idx,
             broken: false,
-            signalled: false,
             limits: Limits::new(config),
-            next_available: base,
-            known_available: base,
-            heads: [0; HEADS_COPIED as usize],
-            copied_available: base,
-            last: (0, 0),
-            next_used: used,
-            answers: [UsedElement::default(); ANSWERS_MAX],
-            collected: 0,
-            published_used: used,
-            checked_used: used,
-            elements_changed: true,
+            available: Available {
+                next: base,
+                known: base,
+                heads: [0; HEADS_COPIED as usize],
+                copied: base,
+                last: (0, 0),
+            },
+            used: Used {
+                next: used,
+                answers: [UsedElement::default(); ANSWERS_MAX],
+                collected: 0,
+                elements_changed: true,
+                published: used,
+                checked: used,
+                signalled: false,
+            },
             inflight: None,
             unanswered: VecDeque::new(),
         })
@@ -121,9 +135,9 @@ impl SplitQueue {
 
     /// Continues at the position in the in-flight region, regardless of the front end's base.
     pub fn track(&mut self, part: RingMemory) -> Result<(), QueueError> {
-        let mut inflight = Inflight::new(part, self.size, self.next_used)?;
+        let mut inflight = Inflight::new(part, self.size, self.used.next)?;
         self.unanswered = inflight.take_unanswered();
-        self.continue_at(self.next_used.wrapping_add(self.unanswered.len() as u16));
+        self.continue_at(self.used.next.wrapping_add(self.unanswered.len() as u16));
         self.inflight = Some(Box::new(inflight));
         Ok(())
     }
@@ -131,19 +145,19 @@ impl SplitQueue {
     /// See [`DeviceQueue::resume`](crate::DeviceQueue::resume). Does nothing for a correct front end: the previous device answered all
     /// requests before it reported its base, so the base is the used index.
     pub fn resume(&mut self) -> Option<Resumed> {
-        if self.next_available == self.next_used {
+        if self.available.next == self.used.next {
             return None;
         }
         let rings = Rings {
             size: self.size,
             available_index: self.areas.available.load_acquire_u16(INDEX),
-            used_index: self.next_used,
+            used_index: self.used.next,
             available: |at| self.areas.heads.read(at).get(),
             used: |at| self.areas.elements.read(at).id.get(),
         };
         // `None`: the ring's own indices are not consistent either.
         let unanswered = rings.unanswered()?;
-        let (base, used) = (self.base(), u32::from(self.next_used));
+        let (base, used) = (self.base(), u32::from(self.used.next));
         let count = rings.available_index.wrapping_sub(rings.used_index);
         self.continue_at(rings.available_index);
         self.unanswered = unanswered.into();
@@ -156,9 +170,9 @@ impl SplitQueue {
     }
 
     fn continue_at(&mut self, index: u16) {
-        self.next_available = index;
-        self.known_available = index;
-        self.copied_available = index;
+        self.available.next = index;
+        self.available.known = index;
+        self.available.copied = index;
     }
 
     pub fn set_areas(&mut self, areas: config::Areas) {
@@ -181,29 +195,29 @@ impl SplitQueue {
             // The unanswered requests need not be the last ones. The next device finds them in the ring, like this one.
             None => 0,
         };
-        u32::from(self.next_available.wrapping_sub(unanswered))
+        u32::from(self.available.next.wrapping_sub(unanswered))
     }
 
     /// Returns the number of waiting entries, up to the known index or, if none are known, the driver's index.
     #[inline]
     pub fn available(&self) -> u16 {
-        let known = self.known_available.wrapping_sub(self.next_available);
+        let known = self.available.known.wrapping_sub(self.available.next);
         if known != 0 || self.broken {
             return known;
         }
         self.areas
             .available
             .load_acquire_u16(INDEX)
-            .wrapping_sub(self.next_available)
+            .wrapping_sub(self.available.next)
             .saturating_add(self.unanswered.len() as u16)
     }
 
     /// Starts the loads of dependent data from another core in parallel, at presumed addresses.
     #[inline(always)]
     pub fn prefetch_next(&self, view: &GuestView) {
-        self.areas.heads.prefetch(self.next_available);
-        self.areas.descriptors.prefetch(self.last.0);
-        view.prefetch(self.last.1);
+        self.areas.heads.prefetch(self.available.next);
+        self.areas.descriptors.prefetch(self.available.last.0);
+        view.prefetch(self.available.last.1);
     }
 
     #[inline(always)]
@@ -213,11 +227,11 @@ impl SplitQueue {
         {
             return self.read_general(head, view, chain);
         }
-        if self.next_available == self.copied_available && !self.copy_heads(view)? {
+        if self.available.next == self.available.copied && !self.copy_heads(view)? {
             return Ok(false);
         }
-        let at = self.next_available;
-        self.next_available = at.wrapping_add(1);
+        let at = self.available.next;
+        self.available.next = at.wrapping_add(1);
         self.prefetch_ahead(view, at);
         let head = self.head(at);
         if !self.read_fast(head, view, chain) {
@@ -250,7 +264,7 @@ impl SplitQueue {
     /// Returns a copied head.
     #[inline(always)]
     fn head(&self, at: u16) -> u16 {
-        self.heads[usize::from(at % HEADS_COPIED)]
+        self.available.heads[usize::from(at % HEADS_COPIED)]
     }
 
     /// Copies the next entries. Loads the driver's index if no entry is known.
@@ -259,40 +273,40 @@ impl SplitQueue {
         if self.broken {
             return Ok(false);
         }
-        if self.known_available == self.next_available {
+        if self.available.known == self.available.next {
             self.load_index()?;
         }
-        let ahead = self.known_available.wrapping_sub(self.next_available);
+        let ahead = self.available.known.wrapping_sub(self.available.next);
         let count = ahead.min(HEADS_COPIED);
         for i in 0..count {
-            let at = self.next_available.wrapping_add(i);
+            let at = self.available.next.wrapping_add(i);
             let head = self.areas.heads.read(at).get();
-            self.heads[usize::from(at % HEADS_COPIED)] = head;
+            self.available.heads[usize::from(at % HEADS_COPIED)] = head;
             self.areas.descriptors.prefetch(head);
         }
-        self.copied_available = self.next_available.wrapping_add(count);
+        self.available.copied = self.available.next.wrapping_add(count);
         if count < ELEMENT_PREFETCH_DISTANCE {
             self.prefetch_used(count);
         }
         // The first one is read immediately; `prefetch_ahead` handles those after the next ones.
         for i in 1..count.min(ELEMENT_PREFETCH_DISTANCE) {
-            self.prefetch_element(view, self.next_available.wrapping_add(i));
+            self.prefetch_element(view, self.available.next.wrapping_add(i));
         }
         Ok(count != 0)
     }
 
     fn load_index(&mut self) -> Result<(), PopError> {
         let index = self.areas.available.load_acquire_u16(INDEX);
-        let ahead = index.wrapping_sub(self.next_available);
+        let ahead = index.wrapping_sub(self.available.next);
         if ahead > self.size {
             return Err(self.fail(QueueError::AvailableIndex {
                 index,
-                expected: self.next_available,
+                expected: self.available.next,
                 ahead,
                 size: self.size,
             }));
         }
-        self.known_available = index;
+        self.available.known = index;
         Ok(())
     }
 
@@ -300,8 +314,8 @@ impl SplitQueue {
     #[inline(always)]
     fn prefetch_used(&self, answers: u16) {
         for i in (0..answers).step_by(ELEMENTS_IN_LINE) {
-            let index = self.next_used.wrapping_add(i);
-            if self.elements_changed {
+            let index = self.used.next.wrapping_add(i);
+            if self.used.elements_changed {
                 self.areas.elements.prefetch_to_write(index);
             } else {
                 self.areas.elements.prefetch(index);
@@ -311,7 +325,7 @@ impl SplitQueue {
 
     #[inline(always)]
     fn prefetch_ahead(&self, view: &GuestView, at: u16) {
-        if self.copied_available.wrapping_sub(at) > ELEMENT_PREFETCH_DISTANCE {
+        if self.available.copied.wrapping_sub(at) > ELEMENT_PREFETCH_DISTANCE {
             self.prefetch_element(view, at.wrapping_add(ELEMENT_PREFETCH_DISTANCE));
         }
     }
@@ -327,8 +341,8 @@ impl SplitQueue {
     #[cold]
     fn fail(&mut self, error: QueueError) -> PopError {
         self.broken = true;
-        self.known_available = self.next_available;
-        self.copied_available = self.next_available;
+        self.available.known = self.available.next;
+        self.available.copied = self.available.next;
         PopError::Queue(error)
     }
 
@@ -347,7 +361,7 @@ impl SplitQueue {
         let Some((readable, writable)) = fast_path.indirect(address, length, Table::Linked) else {
             return false;
         };
-        self.last = (head, address);
+        self.available.last = (head, address);
         (chain.id, chain.descriptors) = (head, 1);
         (chain.readable, chain.writable) = (readable, writable);
         true
@@ -451,70 +465,70 @@ impl SplitQueue {
         if let Some(inflight) = &mut self.inflight {
             inflight.record_pushed(id);
         }
-        if self.collected == 0 {
-            let answers = self.next_available.wrapping_sub(self.next_used);
+        if self.used.collected == 0 {
+            let answers = self.available.next.wrapping_sub(self.used.next);
             if answers >= ELEMENT_PREFETCH_DISTANCE {
                 self.prefetch_used(answers.min(ANSWERS_MAX as u16));
             }
-        } else if self.collected >= self.answers.len() {
+        } else if self.used.collected >= self.used.answers.len() {
             self.write_elements();
         }
-        self.answers[self.collected] = element;
-        self.collected += 1;
-        self.next_used = self.next_used.wrapping_add(1);
+        self.used.answers[self.used.collected] = element;
+        self.used.collected += 1;
+        self.used.next = self.used.next.wrapping_add(1);
     }
 
     /// Writes the collected elements to the ring. An invalid driver may cause more of them than the ring has entries.
     fn write_elements(&mut self) {
-        let mut at = self.next_used.wrapping_sub(self.collected as u16);
-        self.elements_changed = false;
-        for answers in self.answers[..self.collected].chunks(usize::from(self.size)) {
-            self.elements_changed |= self.areas.elements.update(at, answers);
+        let mut at = self.used.next.wrapping_sub(self.used.collected as u16);
+        self.used.elements_changed = false;
+        for answers in self.used.answers[..self.used.collected].chunks(usize::from(self.size)) {
+            self.used.elements_changed |= self.areas.elements.update(at, answers);
             at = at.wrapping_add(answers.len() as u16);
         }
-        self.collected = 0;
+        self.used.collected = 0;
     }
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        if self.published_used == self.next_used {
+        if self.used.published == self.used.next {
             return self.check_suppression();
         }
         self.write_elements();
         crash_point();
         // The store must be visible before flags or used_event are read, or both sides could miss each other.
-        self.areas.used.store_ordered_u16(INDEX, self.next_used);
+        self.areas.used.store_ordered_u16(INDEX, self.used.next);
         self.record_published();
         self.wants_interrupt()
     }
 
     #[inline]
     pub fn publish_unchecked(&mut self) {
-        if self.published_used != self.next_used {
+        if self.used.published != self.used.next {
             self.write_elements();
-            self.areas.used.store_release_u16(INDEX, self.next_used);
+            self.areas.used.store_release_u16(INDEX, self.used.next);
             self.record_published();
         }
     }
 
     #[inline(always)]
     fn record_published(&mut self) {
-        self.published_used = self.next_used;
+        self.used.published = self.used.next;
         crash_point();
         if let Some(inflight) = &mut self.inflight {
-            inflight.record_published(self.next_used);
+            inflight.record_published(self.used.next);
         }
     }
 
     #[inline(always)]
     pub fn is_unchecked(&self) -> bool {
-        self.checked_used != self.published_used
+        self.used.checked != self.used.published
     }
 
     /// Together with a full ring, the unchecked answers must be fewer than the 65536 indices.
     #[inline(always)]
     pub fn must_check_suppression(&self) -> bool {
-        self.published_used.wrapping_sub(self.checked_used) >= UNCHECKED_MAX
+        self.used.published.wrapping_sub(self.used.checked) >= UNCHECKED_MAX
     }
 
     #[inline]
@@ -529,9 +543,9 @@ impl SplitQueue {
 
     #[inline(always)]
     fn wants_interrupt(&mut self) -> bool {
-        let new = self.published_used;
-        let old = std::mem::replace(&mut self.checked_used, new);
-        let first = !std::mem::replace(&mut self.signalled, true);
+        let new = self.used.published;
+        let old = std::mem::replace(&mut self.used.checked, new);
+        let first = !std::mem::replace(&mut self.used.signalled, true);
         let available = &self.areas.available;
         if self.event_idx {
             let event = available.load_ordered_u16(used_event(self.size));
@@ -545,7 +559,7 @@ impl SplitQueue {
         if self.event_idx {
             self.areas
                 .used
-                .store_release_u16(available_event(self.size), self.next_available);
+                .store_release_u16(available_event(self.size), self.available.next);
         } else {
             self.areas.used.store_release_u16(0, 0);
         }
@@ -558,7 +572,7 @@ impl SplitQueue {
         if self.event_idx {
             // An event before the last popped entry is not passed again. The event from `enable_notifications` would be passed by the next
             // request.
-            let behind = self.next_available.wrapping_sub(1);
+            let behind = self.available.next.wrapping_sub(1);
             let offset = available_event(self.size);
             self.areas.used.store_release_u16(offset, behind);
         } else {

@@ -50,7 +50,7 @@ impl OpenDisk {
     /// Returns true if an I/O that failed with this error waits. It does not wait if its source, or every source, is about
     /// to end, or after the time limit for the disk's locks. A step of a read-modify-write does not wait; the whole read-modify-write does.
     pub(super) fn holds(&self, error: IoError, tag: bdev::Tag) -> bool {
-        self.users > 0
+        self.usage.has_users()
             && !self.has_lock_timeout()
             && self.disk.on_error().holds(error)
             && !self.unaligned.has(tag)
@@ -58,7 +58,7 @@ impl OpenDisk {
     }
 
     fn has_lock_timeout(&self) -> bool {
-        let failure = self.retry.as_ref().map(Retry::failure);
+        let failure = self.attachment.retry.as_ref().map(Retry::failure);
         failure == Some(AttachFailure::LockTimeout)
     }
 
@@ -106,7 +106,7 @@ impl OpenDisk {
             return;
         };
         let (now, channel) = (self.pacing.clock().elapsed(), &mut self.channel);
-        let others = &mut self.others;
+        let others = &mut self.attachment.others;
         let mut count = 0;
         let next = self.waiting.late(now, timeout, |tag| {
             count += 1;
@@ -157,13 +157,13 @@ impl Io {
     #[cold]
     pub(crate) fn resume_disk(&mut self, disk: &Arc<Disk>, finished: &mut Vec<Finished>) {
         for (index, open) in self.disks.iter_mut().enumerate() {
-            let Some(open) = open.as_mut().filter(|open| !open.closing) else {
+            let Some(open) = open.as_mut().filter(|open| open.usage.is_open()) else {
                 continue;
             };
             if !Arc::ptr_eq(&open.disk, disk) {
                 continue;
             }
-            match &open.retry {
+            match &open.attachment.retry {
                 Some(retry) if disk.on_error() != OnError::Report => retry.cancel(&mut self.ring),
                 _ => open.resume_waiting(&mut self.ring, index as u32, finished),
             }

@@ -81,7 +81,7 @@ impl Other {
 impl OpenDisk {
     /// Returns the number of I/Os in all devices.
     pub(super) fn in_flight(&self) -> usize {
-        self.channel.in_flight() + self.others.in_flight()
+        self.channel.in_flight() + self.attachment.others.in_flight()
     }
 
     /// Dispatches a completion of a handle with several channels.
@@ -92,7 +92,7 @@ impl OpenDisk {
         completion: Completion,
         finished: &mut Vec<Finished>,
     ) {
-        let mut others = self.others.all();
+        let mut others = self.attachment.others.all();
         match others.find(|other| other.owners.contains(&completion.owner)) {
             Some(other) => {
                 let before = other.channel.in_flight();
@@ -127,7 +127,7 @@ impl Io {
                 continue;
             };
             match attached {
-                Ok(channel) => open.others.prepared = Some(Other { channel, owners }),
+                Ok(channel) => open.attachment.others.prepared = Some(Other { channel, owners }),
                 Err(error) => {
                     self.unlisten_all(&owners);
                     return Err(error);
@@ -141,7 +141,7 @@ impl Io {
     pub fn drop_prepared(&mut self, disk: &Arc<Disk>) {
         for index in self.handles_on(disk) {
             if let Some(Some(open)) = self.disks.get_mut(index) {
-                open.others.drop_prepared(&mut self.ring);
+                open.attachment.others.drop_prepared(&mut self.ring);
             }
             self.take_closed(index as u32);
         }
@@ -154,19 +154,19 @@ impl Io {
             let Some(Some(open)) = self.disks.get_mut(index) else {
                 continue;
             };
-            if open.generation == generation {
+            if open.attachment.generation == generation {
                 // The handle was opened after the replacement.
-                open.others.drop_prepared(&mut self.ring);
+                open.attachment.others.drop_prepared(&mut self.ring);
                 self.take_closed(index as u32);
                 continue;
             }
-            if open.retry.is_some() {
+            if open.attachment.retry.is_some() {
                 // The handle has no channel; its next attempt attaches to the current device.
-                open.others.drop_prepared(&mut self.ring);
+                open.attachment.others.drop_prepared(&mut self.ring);
                 self.take_closed(index as u32);
                 continue;
             }
-            let Some(new) = open.others.prepared.take() else {
+            let Some(new) = open.attachment.others.prepared.take() else {
                 // The handle was opened between the two steps and has no I/O in flight.
                 self.retire_channel(index, None, generation);
                 continue;
@@ -187,13 +187,13 @@ impl Io {
         self.prefetching -= usize::from(open.channel.wants_prefetch());
         self.prefetching += usize::from(new.channel.wants_prefetch());
         let channel = std::mem::replace(&mut open.channel, new.channel);
-        let owners = std::mem::replace(&mut open.owners, new.owners);
-        open.generation = generation;
+        let owners = std::mem::replace(&mut open.attachment.owners, new.owners);
+        open.attachment.generation = generation;
         open.unaligned
             .set_alignment(open.disk.device().info().io_alignment);
         let mut old = Other { channel, owners };
         old.close_idle(&mut self.ring);
-        open.others.retired.push(old);
+        open.attachment.others.retired.push(old);
         if !is_ready {
             self.attach(index);
         }
@@ -204,7 +204,7 @@ impl Io {
         let all = self.disks.iter().enumerate();
         let ours = all.filter(|(_, open)| {
             let open = open.as_ref();
-            open.is_some_and(|open| !open.closing && Arc::ptr_eq(&open.disk, disk))
+            open.is_some_and(|open| open.usage.is_open() && Arc::ptr_eq(&open.disk, disk))
         });
         ours.map(|(index, _)| index).collect()
     }
@@ -214,7 +214,7 @@ impl Io {
         let Some(Some(open)) = self.disks.get_mut(disk as usize) else {
             return;
         };
-        for owners in open.others.take_closed() {
+        for owners in open.attachment.others.take_closed() {
             self.unlisten_all(&owners);
         }
     }

@@ -33,7 +33,7 @@ pub(super) fn start_stop_unit(c: &Context<'_>) -> Planned {
 
 fn change_medium(c: &Context<'_>, load: bool) -> Result<(), Sense> {
     let mut state = c.unit.state();
-    if !state.prevented_by.is_empty() || state.medium_holds > 0 {
+    if !state.medium.prevented_by.is_empty() || state.medium.holds > 0 {
         return Err(Sense::illegal_request(SenseCode::MEDIUM_REMOVAL_PREVENTED));
     }
     c.unit.set_loaded(&mut state, load, Some(c.nexus));
@@ -44,9 +44,12 @@ pub(super) fn prevent_allow(c: &Context<'_>) -> Planned {
     let mut state = c.unit.state();
     let nexus = c.nexus.id();
     match c.cdb[4] & 0x01 != 0 {
-        false => state.prevented_by.retain(|preventing| *preventing != nexus),
-        true if state.prevented_by.contains(&nexus) => {}
-        true => state.prevented_by.push(nexus),
+        false => state
+            .medium
+            .prevented_by
+            .retain(|preventing| *preventing != nexus),
+        true if state.medium.prevented_by.contains(&nexus) => {}
+        true => state.medium.prevented_by.push(nexus),
     }
     good()
 }
