@@ -220,14 +220,17 @@ pub const ATA: &str = "lunette.ata";
 /// Kernel parameter that names a root file system.
 pub const ROOT: &str = "lunette.root";
 
+/// Kernel parameters of all guests. Without the self-tests of cryptographic modules, a guest starts with 0.3 s less CPU time.
+const COMMON: &str = "console=ttyS0 panic=-1 loglevel=5 mitigations=off cryptomgr.notests";
+
 /// Returns the kernel command line.
 pub fn command_line() -> String {
-    format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {AGENT}")
+    format!("{COMMON} {AGENT}")
 }
 
 /// Returns the kernel command line of a user's guest.
 pub fn user_command_line(name: &str) -> String {
-    format!("console=ttyS0 panic=-1 loglevel=5 mitigations=off {USER}={name}")
+    format!("{COMMON} {USER}={name}")
 }
 
 /// Returns the path of the initramfs and creates it if it is outdated.

@@ -17,8 +17,17 @@ let token = "";
 export function takeToken(): void {
   token = sessionStorage.getItem(TOKEN) ?? "";
   if (location.hash.startsWith("#token=")) {
-    setToken(decodeURIComponent(location.hash.slice("#token=".length)));
+    setToken(decoded(location.hash.slice("#token=".length)));
     history.replaceState(null, "", location.pathname);
+  }
+}
+
+/** Text without percent-encoding. A text with a `%` that encodes nothing was never encoded. */
+function decoded(text: string): string {
+  try {
+    return decodeURIComponent(text);
+  } catch {
+    return text;
   }
 }
 
