@@ -107,7 +107,7 @@ impl Progress {
     }
 }
 
-/// The medium and the reasons for which it cannot be ejected.
+/// State of the medium, and what prevents its removal.
 #[derive(Debug)]
 pub(crate) struct Medium {
     /// Only a removable medium can be ejected.
