@@ -265,6 +265,7 @@ fn read_only_initiators_reach_no_command_that_may_change_the_device() -> Result<
 #[test]
 fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     let (scratch, portal) = (Scratch::new()?, free_portal()?);
+    compile_profile(&scratch.file("policy"))?;
     let mut guest = with_devices(&scratch, portal)?;
     let config = format!(
         "[[disk]]\nname = \"d0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg0\"\n\
@@ -336,10 +337,88 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
         stop.status == 2 && stop.sense[2] & 0x0f == 7,
         "eject of a read-only disk: {stop:?}"
     );
-    guest.kill()
+    drop(session);
+    run_under_apparmor(&mut guest, &scratch)?;
+    let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 2).ok());
+    let mut session = login.context("no login under the profile")?;
+    for lun in 0..3 {
+        while session.command_on(lun, &[0; 6], None, 0)?.status != 0 {}
+        let done = session.command_on(lun, &write, Some(&[0x5a; 1024]), 0)?;
+        ensure!(done.status == 0, "{lun}: {done:?}");
+    }
+    profile_denies_other_folders(&mut guest)
 }
 
-/// Boots a guest with a disk, whose content is `disk.raw`, and a CD-ROM.
+/// Compiles the packaged AppArmor profile.
+fn compile_profile(policy: &std::path::Path) -> Result<()> {
+    let mut parser = std::process::Command::new("/sbin/apparmor_parser");
+    parser.args(["--skip-kernel-load", "--skip-cache", "--ofile"]);
+    let profile = vm::workspace().join("contrib/apparmor/lunette");
+    let status = parser.arg(policy).arg(profile).status();
+    let status = status.context("cannot run apparmor_parser; hint: apt-get install apparmor")?;
+    ensure!(status.success(), "the profile does not compile");
+    Ok(())
+}
+
+/// Starts the daemon of the guest again, confined by the packaged profile, with a disk of each kind that a profile of a machine covers.
+fn run_under_apparmor(guest: &mut Guest, scratch: &Scratch) -> Result<()> {
+    let length = std::fs::metadata(scratch.file("policy"))?.len();
+    let config = format!(
+        "state = \"/var/lib/lunette\"\nsandbox = \"enforce\"\nsandbox_paths = [\"/data\"]\nmetrics_listen = \"127.0.0.1:9753\"\n\
+         [[disk]]\nname = \"d0\"\nbackend = \"scsi_generic\"\npath = \"/dev/sg0\"\n\
+         [[disk]]\nname = \"f\"\nbackend = \"file\"\npath = \"/srv/f.raw\"\ncache = \"writeback\"\n\
+         [[disk]]\nname = \"q\"\nbackend = \"image\"\npath = \"/srv/q.qcow2\"\ncache = \"writeback\"\n\
+         [[vhost_blk]]\ndisk = \"f\"\nsocket = \"/run/lunette/f.sock\"\n\
+         [[nbd]]\nname = \"n\"\ndisk = \"f\"\nsocket = \"/run/lunette/n.sock\"\n\
+         [[iscsi]]\nname = \"{NEAR}\"\nportals = [\"0.0.0.0:3260\"]\nacl = [{{}}]\n\
+         lun = [{{ lun = 0, disk = \"d0\" }}, {{ lun = 1, disk = \"f\" }}, {{ lun = 2, disk = \"q\" }}]\n"
+    );
+    guest.ok(&format!(
+        "set -e
+        killall lunette
+        mount -t securityfs securityfs /sys/kernel/security
+        head -c {length} /dev/vda >/tmp/policy
+        dd if=/tmp/policy of=/sys/kernel/security/apparmor/.load bs=1M 2>/dev/null
+        mkdir -p /usr/bin /etc/lunette /run/lunette /var/lib/lunette /srv /data
+        ln $(command -v lunette) /usr/bin/lunette
+        lunette image create /srv/q.qcow2 4M
+        truncate -s 4M /srv/f.raw /data/f.raw
+        cat >/etc/lunette/lunette.toml <<'END'\n{config}\nEND
+        (
+            printf 'exec lunette' >/proc/self/attr/exec
+            exec /usr/bin/lunette serve --config /etc/lunette/lunette.toml
+        ) >/run/lunette/log 2>&1 &
+        echo $! >/run/lunette/pid
+        for _ in $(seq 100); do
+            lunette status >/dev/null 2>&1 && exit 0
+            sleep 0.1
+        done
+        cat /run/lunette/log
+        exit 1"
+    ))?;
+    Ok(())
+}
+
+/// The kernel has denied nothing so far. A disk in another folder, which the sandbox permits, is refused with the reason.
+fn profile_denies_other_folders(guest: &mut Guest) -> Result<()> {
+    let confined = guest.ok("cat /proc/$(cat /run/lunette/pid)/attr/current")?;
+    ensure!(confined.trim() == "lunette (enforce)", "{confined}");
+    guest.ok(
+        "lunette disk snapshot q --to /srv/q2.qcow2 && lunette disk add m=file:/srv/m.raw,size=1M,cache=writeback &&
+        wget -q -O- http://127.0.0.1:9753/metrics",
+    )?;
+    let denied = "dmesg | grep 'apparmor=\"DENIED\"' || true";
+    let before = guest.ok(denied)?;
+    ensure!(before.trim().is_empty(), "{before}");
+    let refused = guest.ok("! lunette disk add o=file:/data/f.raw,cache=writeback 2>&1")?;
+    let hint = "the AppArmor profile lunette may deny it: add /data/f.raw rwk, to /etc/apparmor.d/local/lunette";
+    ensure!(refused.contains(hint), "{refused}");
+    let after = guest.ok(denied)?;
+    ensure!(after.contains("name=\"/data/f.raw\""), "{after}");
+    Ok(())
+}
+
+/// Boots a guest with a disk, whose content is `disk.raw`, a CD-ROM, and the file `policy` as a virtio disk.
 fn with_devices(scratch: &Scratch, portal: std::net::SocketAddr) -> Result<Guest> {
     let (disk, cd) = (scratch.file("disk.raw"), scratch.file("cd.raw"));
     std::fs::File::create(&disk)?.set_len(16 << 20)?;
@@ -359,5 +438,7 @@ fn with_devices(scratch: &Scratch, portal: std::net::SocketAddr) -> Result<Guest
         ])
         .arguments(["-drive", &drive(&cd, "cd0", ",readonly=on")])
         .arguments(["-device", "scsi-cd,bus=hba.0,scsi-id=1,drive=cd0"])
+        .arguments(["-drive", &drive(&scratch.file("policy"), "policy", "")])
+        .arguments(["-device", "virtio-blk-pci,drive=policy"])
         .boot()
 }

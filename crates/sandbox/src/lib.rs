@@ -16,7 +16,7 @@ mod service_unit;
 
 pub use accounts::{account, user_name};
 pub use denial::{refusal, unreadable};
-pub use service_unit::{hidden_by_unit, make_writable, this_user};
+pub use service_unit::{allow_in_profile, hidden_by_unit, make_writable, this_user};
 
 use std::fmt;
 use std::path::PathBuf;

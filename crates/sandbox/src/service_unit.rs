@@ -52,6 +52,21 @@ fn remedy(path: &Path, is_service: bool) -> String {
     )
 }
 
+/// Returns the remedy for a file that AppArmor may deny to this process. `None` if no profile is enforced.
+pub fn allow_in_profile(path: &Path) -> Option<String> {
+    let label = std::fs::read_to_string("/proc/self/attr/current").ok()?;
+    allow_in(&label, path)
+}
+
+/// `label`: profile and mode, for example `lunette (enforce)`. Other security modules have other labels.
+fn allow_in(label: &str, path: &Path) -> Option<String> {
+    let profile = label.trim_end().strip_suffix(" (enforce)")?;
+    let path = path.display();
+    Some(format!(
+        "the AppArmor profile {profile} may deny it: add {path} rwk, to /etc/apparmor.d/local/{profile}, and load the profile (apparmor_parser -r)"
+    ))
+}
+
 /// Returns the name of this process's user, or its number.
 pub fn this_user() -> String {
     // procfs gives the folder to the effective user of the process.
@@ -85,6 +100,23 @@ mod tests {
         }
         // A test is no service.
         assert_eq!(hidden_by_unit(Path::new("/var/tmp/d.raw")), None);
+    }
+
+    #[test]
+    fn only_an_enforced_profile_may_deny_a_file() {
+        let path = Path::new("/data/d.raw");
+        let remedy = allow_in("lunette (enforce)\n", path);
+        assert!(remedy.is_some_and(|remedy| {
+            remedy.contains("add /data/d.raw rwk, to /etc/apparmor.d/local/lunette,")
+        }));
+        for label in [
+            "unconfined\n",
+            "lunette (complain)\n",
+            "system_u:system_r:init_t:s0\0",
+            "",
+        ] {
+            assert_eq!(allow_in(label, path), None, "{label}");
+        }
     }
 
     #[test]
