@@ -107,7 +107,7 @@ impl Progress {
     }
 }
 
-/// State of the medium, and what prevents its removal.
+/// State of the medium and the reasons that keep it loaded.
 #[derive(Debug)]
 pub(crate) struct Medium {
     /// Only a removable medium can be ejected.
