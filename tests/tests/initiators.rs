@@ -4,7 +4,7 @@
 use end_to_end::files::{file_system_check, file_system_round_trip};
 use end_to_end::open_iscsi;
 use end_to_end::rig::{free_portal, kernel_is_content};
-use end_to_end::{Context, GuestBuilder, Result, Rig, Soak, ensure};
+use end_to_end::{Context, Guest, GuestBuilder, Result, Rig, Soak, ensure};
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -117,12 +117,40 @@ fn linux_initiator_keeps_its_data_through_restarts_and_kills() -> Result<()> {
     Ok(())
 }
 
+/// Uses a disk through the kernel's NBD driver and kills the daemon. By default, the driver drops one of several connections when a
+/// request, such as a flush to a busy disk of this machine, takes 30 s.
+fn kernel_nbd_reconnects(rig: &mut Rig, guest: &mut Guest, port: u16) -> Result<()> {
+    // The client returns before the device is ready.
+    let connect = format!(
+        "/tools/nbd-client -N n 10.0.2.2 {port} /dev/nbd0 -C 4 -t 600 -nonetlink && \
+         until [ -e /sys/block/nbd0/pid ] && [ $(cat /sys/block/nbd0/size) != 0 ]; do sleep 0.1; done"
+    );
+    guest.ok(&format!("insmod /tools/nbd.ko nbds_max=1 && {connect}"))?;
+    file_system_round_trip(guest, "nbd0")?;
+    let sessions = rig.daemon.lunette(&["session", "list"])?;
+    let log = rig.daemon.process().log_tail();
+    ensure!(sessions.matches("nbd-").count() == 4, "{sessions}\n{log}");
+    guest.ok("umount /mnt")?;
+    rig.daemon.kill()?;
+    rig.daemon.start_again()?;
+    // The client ends with its connections: its option -persist has no effect on this kernel.
+    guest.ok(&format!(
+        "while [ -e /sys/block/nbd0/pid ]; do sleep 0.2; done; {connect} && mount -t ext4 /dev/nbd0 /mnt"
+    ))?;
+    file_system_check(guest)?;
+    guest.ok("umount /mnt && /tools/nbd-client -d /dev/nbd0 -nonetlink")?;
+    Ok(())
+}
+
 #[test]
-fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
+fn linux_initiator_and_nbd_client_connect_again() -> Result<()> {
     let portal = free_portal()?;
+    let nbd = free_portal()?;
     let mut rig = Rig::prepared(|_, daemon| {
         Ok(daemon
             .disk("d=ram:64M")
+            .disk("n=file:n.raw,size=64M")
+            .arguments(["--nbd", &format!("n:{nbd}")])
             .arguments(["--iscsi", &format!("{TARGET}=d")])
             .arguments(["--portal", &portal.to_string(), "--demo-mode", "rw"]))
     })?;
@@ -155,6 +183,7 @@ fn linux_initiator_logs_out_on_request_and_comes_back() -> Result<()> {
         .with_context(|| rig.daemon.process().log_tail())?;
     kernel_is_content(&mut guest)?;
     open_iscsi::logout(&mut guest, &remote)?;
+    kernel_nbd_reconnects(&mut rig, &mut guest, nbd.port())?;
     ensure!(rig.daemon.stop(SOON)?.success());
     Ok(())
 }

@@ -5,7 +5,7 @@
 use crate::build::{GuestProgram, Profile, lunette_program};
 use crate::cpio::Archive;
 use crate::places::{
-    Kernel, guest_directory, initiator_tool, multipath_file, tool, unpacked_libraries,
+    Kernel, guest_directory, initiator_tool, multipath_file, nbd_tool, tool, unpacked_libraries,
 };
 use crate::setup::{busybox, program_for_guests};
 use anyhow::{Context, Result, bail};
@@ -316,6 +316,13 @@ fn ingredients(kernel: &Kernel, equipment: Equipment) -> Result<Vec<(String, Pat
     if initiator {
         for name in INITIATOR_TOOLS {
             tools.push((name, initiator_tool(name)?));
+        }
+    }
+    if equipment == Equipment::Initiator {
+        tools.push(("nbd-client", nbd_tool("nbd-client")?));
+        // Tests load it, because it creates devices.
+        for module in module_order(kernel, &["nbd"])? {
+            files.push((format!("tools/{}", base_name(&module)), module));
         }
     }
     if equipment == Equipment::Tgt {

@@ -120,17 +120,21 @@ pub fn kernel() -> Result<Kernel> {
 
 /// Finds a program of open-iscsi, unpacked by `scripts/setup`.
 pub fn initiator_tool(name: &str) -> Result<PathBuf> {
-    let root = guest_directory().join("initiator");
-    let found = ["usr/sbin", "sbin"]
-        .map(|place| root.join(place).join(name))
-        .into_iter()
-        .find(|path| path.is_file());
-    found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
+    unpacked("initiator", name)
 }
 
 /// Finds a file of multipath-tools or of its libraries, unpacked by `scripts/setup`.
 pub fn multipath_file(name: &str) -> Result<PathBuf> {
-    let root = guest_directory().join("multipath");
+    unpacked("multipath", name)
+}
+
+/// Finds a program of nbd-client, unpacked by `scripts/setup`.
+pub fn nbd_tool(name: &str) -> Result<PathBuf> {
+    unpacked("nbd", name)
+}
+
+fn unpacked(folder: &str, name: &str) -> Result<PathBuf> {
+    let root = guest_directory().join(folder);
     let found = ["usr/sbin", "sbin", "usr/lib/multipath", "lib/multipath"]
         .map(|place| root.join(place).join(name))
         .into_iter()
@@ -138,7 +142,7 @@ pub fn multipath_file(name: &str) -> Result<PathBuf> {
     found.with_context(|| format!("no {name} in {}\nhint: scripts/setup test", root.display()))
 }
 
-/// Returns the library search path for both.
+/// Returns the library search path for unpacked programs.
 pub fn unpacked_libraries() -> String {
     let places = [
         "initiator/usr/lib/x86_64-linux-gnu",
@@ -146,6 +150,8 @@ pub fn unpacked_libraries() -> String {
         "multipath/lib/x86_64-linux-gnu",
         "multipath/usr/lib",
         "multipath/lib",
+        "nbd/usr/lib/x86_64-linux-gnu",
+        "nbd/lib/x86_64-linux-gnu",
     ];
     let places = places.map(|place| guest_directory().join(place).display().to_string());
     places.join(":")
