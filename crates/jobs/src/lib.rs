@@ -23,8 +23,8 @@
 //! ```
 //!
 //! The other jobs are lines of stages: `stream::Stream` copies backing data up, `points::Begin` begins the points in time of several disks
-//! with an `Exchange`, `push::Push` copies one, `pull::Pull` serves them, `snapshot::Snapshot` flushes old devices and runs an `Exchange`,
-//! `commit::Begin` opens the backing image of a commit.
+//! with an `Exchange`, `points::Restore` ends that of one disk, `push::Push` copies one, `pull::Pull` serves them, `snapshot::Snapshot`
+//! flushes old devices and runs an `Exchange`, `commit::Begin` opens the backing image of a commit.
 //!
 //! A stage is a variant with the data of that stage. An event that does not answer the action in flight is a defect of the driver: `step`
 //! panics. Rejected: jobs as blocking functions over a trait. The simulator could drive them, but a property test could not stop them

@@ -1,5 +1,5 @@
 //! Begins the points in time of the disks of a backup at one moment, and exports those of a pull. [`crate::push`] or [`crate::pull`]
-//! continues.
+//! continues. [`Restore`] ends the point in time of one disk.
 
 use crate::exchange::{Exchange, ExchangeAction, ExchangeStep, WhileHeld};
 use crate::{Early, Event, Now, Outcome, unexpected};
@@ -92,4 +92,74 @@ impl Begin {
 
 fn end_points(reason: String) -> Next {
     (Stage::EndPoints(reason), Action::EndPoints)
+}
+
+/// The device of a disk below the layer of its point in time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source;
+
+/// Step of the end of a point in time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum RestoreAction {
+    /// Ends copies before writes: no client waits for one while the disk is held.
+    EndPoint,
+    /// Step of the switch of the disk to its source.
+    Exchange(ExchangeAction<Source>),
+    /// The switch has failed for this reason: waits before the next attempt.
+    RetryLater(String),
+    /// The disk uses its source alone, or the daemon ends.
+    End,
+}
+
+#[derive(Debug)]
+enum RestoreStage {
+    New,
+    EndPoint,
+    Exchange(Exchange<Source>),
+    Retry,
+    Ended,
+}
+
+/// The end of the point in time of one disk. Retries without limit: a disk must not stay on the layer of a job that has ended.
+#[derive(Debug)]
+pub struct Restore {
+    stage: RestoreStage,
+}
+
+impl Default for Restore {
+    fn default() -> Restore {
+        Restore {
+            stage: RestoreStage::New,
+        }
+    }
+}
+
+impl Restore {
+    /// Processes the result of the last action. A driver answers [`ExchangeAction::Prepare`] with [`Event::Unneeded`] if the daemon ends.
+    pub fn step(&mut self, event: Event) -> RestoreAction {
+        let stage = std::mem::replace(&mut self.stage, RestoreStage::Ended);
+        let (stage, action) = match (stage, event) {
+            (RestoreStage::New, Event::Done) => (RestoreStage::EndPoint, RestoreAction::EndPoint),
+            (RestoreStage::EndPoint | RestoreStage::Retry, Event::Done) => {
+                let (exchange, action) = Exchange::begin(Source, WhileHeld::Nothing);
+                let action = RestoreAction::Exchange(action);
+                (RestoreStage::Exchange(exchange), action)
+            }
+            (RestoreStage::Exchange(mut exchange), event) => {
+                match exchange.step(&Now::default(), event) {
+                    ExchangeStep::Run(action) => {
+                        let action = RestoreAction::Exchange(action);
+                        (RestoreStage::Exchange(exchange), action)
+                    }
+                    ExchangeStep::Replaced => (RestoreStage::Ended, RestoreAction::End),
+                    ExchangeStep::Failed(reason) => {
+                        (RestoreStage::Retry, RestoreAction::RetryLater(reason))
+                    }
+                }
+            }
+            (stage, event) => unexpected(&stage, &event),
+        };
+        self.stage = stage;
+        action
+    }
 }

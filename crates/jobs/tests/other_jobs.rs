@@ -284,6 +284,51 @@ fn run_points(choices: &mut Choices) {
     }
 }
 
+fn run_restore(choices: &mut Choices) {
+    let (mut job, mut event) = (points::Restore::default(), Event::Done);
+    let (mut has_ended, mut is_held, mut is_prepared, mut has_layer) = (false, false, false, true);
+    loop {
+        event = match job.step(event) {
+            points::RestoreAction::EndPoint => {
+                has_ended = true;
+                Event::Done
+            }
+            points::RestoreAction::Exchange(action) => {
+                assert!(
+                    has_ended,
+                    "a client would wait for a copy while the disk is held"
+                );
+                let event = match action {
+                    ExchangeAction::Prepare(_) if !has_layer => Event::Unneeded,
+                    ExchangeAction::Release | ExchangeAction::Detach => Event::Done,
+                    _ => choices.done(),
+                };
+                let is_done = event == Event::Done;
+                match action {
+                    ExchangeAction::Prepare(_) => is_prepared = true,
+                    ExchangeAction::Hold => is_held = is_done,
+                    ExchangeAction::Replace(_) => {
+                        assert!(is_held && is_prepared);
+                        has_layer = !is_done;
+                        is_prepared = !is_done;
+                    }
+                    ExchangeAction::Release => is_held = false,
+                    ExchangeAction::Detach => is_prepared = false,
+                    other => panic!("{other:?} does not belong to the end of a point in time"),
+                }
+                event
+            }
+            points::RestoreAction::RetryLater(_) => {
+                assert!(choices.has_failed && has_layer && !is_held && !is_prepared);
+                Event::Done
+            }
+            points::RestoreAction::End => {
+                return assert!(!has_layer && !is_held && !is_prepared);
+            }
+        };
+    }
+}
+
 fn run_pull(choices: &mut Choices) {
     const DISKS: usize = 3;
     let (mut job, mut event) = (pull::Pull::new(DISKS), Event::Done);
@@ -403,6 +448,7 @@ proptest! {
         run_snapshot(&mut Choices::new(numbers.clone()));
         run_push(&mut Choices::new(numbers.clone()));
         run_points(&mut Choices::new(numbers.clone()));
+        run_restore(&mut Choices::new(numbers.clone()));
         run_pull(&mut Choices::new(numbers.clone()));
         run_start_of_commit(&mut Choices::new(numbers));
     }

@@ -163,44 +163,6 @@ impl Change {
     }
 }
 
-/// Switches disks to other devices atomically. `last` runs while the disks are held, between the last write to the old devices and the
-/// first to the new.
-pub(super) fn exchange(
-    manager: &Manager,
-    servers: &Servers,
-    changes: &[NewDevice],
-    last: impl FnOnce() -> Result<(), Refusal>,
-) -> Result<(), Refusal> {
-    let mut change = Change::prepare(&servers.pool, changes)?;
-    change.held = hold(changes)?;
-    last()?;
-    change.persist(servers)?;
-    change.replace(manager)
-}
-
-/// Switches a disk back to its device after a job. Retries without limit: a disk must not stay on the layer of a job that has ended.
-pub(super) fn restore_device(context: &Context, disk: &Arc<Disk>, device: &Arc<dyn BlockDevice>) {
-    let change = [NewDevice {
-        disk: Arc::clone(disk),
-        device: Arc::clone(device),
-        config: None,
-    }];
-    while !Arc::ptr_eq(&disk.device(), device) {
-        match exchange(&context.manager, &context.servers, &change, || Ok(())) {
-            Ok(()) | Err(Refusal::Ending | Refusal::NotFound(_)) => return,
-            // All clients are gone or about to be disconnected.
-            Err(_) if context.jobs.is_ending() => return,
-            Err(refusal) => {
-                tracing::warn!(
-                    disk = disk.name(),
-                    "cannot remove the job's layer from the disk yet: {refusal}"
-                );
-                std::thread::sleep(super::PAUSE);
-            }
-        }
-    }
-}
-
 /// Holds disks in the order of their names, so that two changes do not deadlock.
 fn hold(changes: &[NewDevice]) -> Result<Vec<RangeLock>, Refusal> {
     let mut disks: Vec<&Arc<Disk>> = changes.iter().map(|change| &change.disk).collect();

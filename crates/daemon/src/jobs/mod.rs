@@ -542,8 +542,6 @@ const END_PATIENCE: Duration = Duration::from_secs(30);
 const TARGET_DELAY: Duration = Duration::from_secs(2);
 /// Time that a new job of a disk waits for the end of a failed one.
 const FAILED_PATIENCE: Duration = Duration::from_secs(5);
-/// Interval at which a waiting job checks for a failed device.
-const PAUSE: Duration = Duration::from_millis(500);
 
 /// Removes a job from the list when dropped, without an announcement.
 struct Unannounced(Jobs, Arc<Job>);

@@ -7,9 +7,13 @@ use std::sync::mpsc::{self, Receiver};
 
 use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, PointInTime};
 use config::DiskConfig;
+use jobs::Event;
+use jobs::exchange::ExchangeAction;
+use jobs::points::{Restore, RestoreAction, Source};
 
 use super::Context;
-use super::exchange::{failed, restore_device};
+use super::copy_range::result;
+use super::exchange::{Change, failed};
 use crate::objects::{NewDevice, Refusal};
 
 /// Numbers of scratch files, unique in the process.
@@ -105,9 +109,83 @@ impl PointOfDisk {
 
     /// Ends the point in time. Clients use the source alone afterwards.
     pub fn end(&self) {
-        // First, so that no client waits for a copy while the disk is held.
-        self.point.end();
-        restore_device(&self.context, &self.disk, &self.source);
+        let mut restoring = Restoring {
+            point: self,
+            change: None,
+            is_over: false,
+        };
+        restoring.run();
+    }
+}
+
+/// Drives [`jobs::points::Restore`].
+struct Restoring<'a> {
+    point: &'a PointOfDisk,
+    change: Option<Change>,
+    /// All clients are gone or about to be disconnected.
+    is_over: bool,
+}
+
+impl Restoring<'_> {
+    fn run(&mut self) {
+        let mut machine = Restore::default();
+        let mut event = Event::Done;
+        loop {
+            event = match machine.step(event) {
+                RestoreAction::End => return,
+                RestoreAction::EndPoint => {
+                    self.point.point.end();
+                    Event::Done
+                }
+                RestoreAction::Exchange(action) => self.exchange(action),
+                RestoreAction::RetryLater(reason) => self.retry_later(&reason),
+            };
+        }
+    }
+
+    fn exchange(&mut self, action: ExchangeAction<Source>) -> Event {
+        let PointOfDisk {
+            context,
+            disk,
+            source,
+            ..
+        } = self.point;
+        let done = match action {
+            ExchangeAction::Prepare(Source) => {
+                if self.is_over || Arc::ptr_eq(&disk.device(), source) {
+                    return Event::Unneeded;
+                }
+                let change = NewDevice {
+                    disk: Arc::clone(disk),
+                    device: Arc::clone(source),
+                    config: None,
+                };
+                let prepared = Change::prepare(&context.servers.pool, &[change]);
+                prepared.map(|change| self.change = Some(change))
+            }
+            ExchangeAction::Detach => {
+                self.change = None;
+                Ok(())
+            }
+            action => match &mut self.change {
+                Some(change) => change.execute(context, action),
+                None => Ok(()),
+            },
+        };
+        self.is_over |= matches!(done, Err(Refusal::Ending | Refusal::NotFound(_)));
+        result(done)
+    }
+
+    fn retry_later(&mut self, reason: &str) -> Event {
+        self.is_over |= self.point.context.jobs.is_ending();
+        if !self.is_over {
+            tracing::warn!(
+                disk = self.point.disk.name(),
+                "cannot remove the job's layer from the disk yet: {reason}"
+            );
+            std::thread::sleep(jobs::PAUSE);
+        }
+        Event::Done
     }
 }
 

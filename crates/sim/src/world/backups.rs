@@ -4,12 +4,15 @@
 use std::sync::Arc;
 
 use bdev::{BlockDevice, DirtyBitmap, Disk, FrozenBitmap, PointInTime, Ram, RamOptions};
+use jobs::exchange::ExchangeAction;
+use jobs::points::{self, Begin};
 use jobs::push::{Action, Push};
 use jobs::{Early, Event, Now, Outcome, Piece, Span};
 use uring::simulated::Files;
 
 use super::World;
 use super::copying::{Backup, Copying, SimGoal};
+use super::exchange::{Change, injected};
 use crate::files;
 use crate::model::{BLOCK, Model, value_of};
 use crate::random::Random;
@@ -185,20 +188,73 @@ impl World {
         let reader = point.point.reader();
         let goal = SimGoal::Backup(backup);
         let mut copying = Copying::new((disk, &of), goal, reader, target, random);
-        let is_cut = self.change_over(&of, &point.point.layer(), |world| {
-            if let SimGoal::Backup(backup) = &mut copying.goal {
-                let changed = backup.changed.as_ref();
-                point.changed = changed.and_then(|bits| FrozenBitmap::copy(bits, bytes).ok());
-                world.record(&of, backup, disk);
+        match self.begin_point(&mut copying, &mut point, random)? {
+            Ok(()) => Some(RunningPush {
+                copying,
+                point,
+                job: Push::new(bytes),
+                event: Event::Done,
+            }),
+            Err(_) => {
+                log_step!(self, "d{disk}: the backup does not begin");
+                self.end_backup(copying, false);
+                None
             }
-            true
-        });
-        is_cut.then(|| RunningPush {
-            copying,
-            point,
-            job: Push::new(bytes),
-            event: Event::Done,
-        })
+        }
+    }
+
+    /// Drives [`Begin`]. Returns `None` if the daemon has ended.
+    fn begin_point(
+        &mut self,
+        copying: &mut Copying,
+        point: &mut Point,
+        random: &mut Random,
+    ) -> Option<Outcome> {
+        let of = Arc::clone(&copying.of);
+        let mut change = Change::new(&of, &point.point.layer());
+        let mut job = Begin::default();
+        let mut event = Event::Done;
+        loop {
+            event = match job.step(event) {
+                points::Action::End(outcome) => {
+                    assert!(change.is_free(), "{} is locked after a start", of.name());
+                    return Some(outcome);
+                }
+                points::Action::Exchange(ExchangeAction::Hold | ExchangeAction::Replace(_))
+                    if random.one_in(40) =>
+                {
+                    injected()
+                }
+                points::Action::Exchange(action) => {
+                    if let (ExchangeAction::Record, SimGoal::Backup(backup)) =
+                        (action, &mut copying.goal)
+                    {
+                        let bytes = point.source.capacity().bytes();
+                        let changed = backup.changed.as_ref();
+                        point.changed =
+                            changed.and_then(|bits| FrozenBitmap::copy(bits, bytes).ok());
+                        self.record(&of, backup, copying.disk);
+                    }
+                    self.change(&mut change, action)
+                }
+                points::Action::CheckLayers => {
+                    assert!(change.is_done(), "{} has no layer", of.name());
+                    Event::Done
+                }
+                points::Action::EndPoints => {
+                    self.restore(&of, &point.source, &point.point, random);
+                    Event::Done
+                }
+                // A copy has no export, and its scratch device ends with its point in time.
+                points::Action::Export
+                | points::Action::Enter
+                | points::Action::Unexport
+                | points::Action::Discard => Event::Done,
+            };
+            if self.is_over() {
+                return None;
+            }
+        }
     }
 
     /// Executes the next action of a copy. Returns the result of a copy that has ended.
@@ -268,9 +324,7 @@ impl World {
                 Event::Done
             }
             Action::EndPoint => {
-                point.point.end();
-                let of = Arc::clone(&copying.of);
-                while !self.is_over() && !self.change_over(&of, &point.source, |_| true) {}
+                self.restore(&copying.of, &point.source, &point.point, random);
                 Event::Done
             }
             Action::Flush => self.flush_target(copying),

@@ -17,6 +17,7 @@ use jobs::{Early, Event, Now, Orders, Outcome, Piece, Span};
 use uring::simulated::Files;
 
 use super::World;
+use super::exchange::Change;
 use super::moves::DeviceChannel;
 use crate::life::{Lies, Lower};
 use crate::model::{BLOCK, Model};
@@ -62,9 +63,10 @@ pub(super) struct Copying {
     pub orders: Orders,
     /// Number of actions before a user cancels the job.
     cancelled_after: Option<u64>,
-    /// Lock of the part, and of the disk.
+    /// Lock of the part.
     held: Option<RangeLock>,
-    disk_held: Option<RangeLock>,
+    /// Switch to the last device that was prepared.
+    change: Change,
     buffer: IoBuffer,
     /// The target has the identity of the disk.
     is_identified: bool,
@@ -76,8 +78,6 @@ pub(super) struct Copying {
     can_zero: bool,
     /// A failure was injected.
     pub has_failed: bool,
-    /// Workers are attached to a device that the disk does not use.
-    is_prepared: bool,
     /// The target is locked against other writers, and is unlocked after a failure.
     is_locked: bool,
 }
@@ -103,6 +103,7 @@ impl Copying {
             disk,
             of: Arc::clone(of),
             mirror: Arc::new(Mirror::new(Arc::clone(&source), Arc::clone(&target))),
+            change: Change::new(of, &source),
             source,
             target,
             goal,
@@ -113,14 +114,12 @@ impl Copying {
             },
             cancelled_after: random.one_in(6).then(|| random.below(150)),
             held: None,
-            disk_held: None,
             buffer: IoBuffer::default(),
             is_identified: false,
             is_flushed: false,
             is_published: false,
             can_zero: !random.one_in(4),
             has_failed: false,
-            is_prepared: false,
             is_locked,
         }
     }
@@ -226,11 +225,10 @@ impl World {
     fn check_end(&mut self, copying: &Copying, outcome: &Outcome) {
         let disk = copying.disk;
         log_step!(self, "d{disk}: the job ends: {outcome:?}");
-        let has_lock = copying.held.is_some() || copying.disk_held.is_some();
-        assert!(!has_lock, "a job of d{disk} leaves a lock");
+        assert!(copying.held.is_none(), "a job of d{disk} leaves a lock");
         assert!(
-            !copying.is_prepared,
-            "a job of d{disk} leaves workers attached to a device"
+            copying.change.is_free(),
+            "a job of d{disk} leaves the disk locked, or workers attached to a device"
         );
         assert!(
             outcome.is_ok() || !copying.is_locked,
@@ -353,47 +351,25 @@ impl World {
     }
 
     fn exchange(&mut self, copying: &mut Copying, action: ExchangeAction<Device>) -> Event {
-        let of = Arc::clone(&copying.of);
         match action {
-            ExchangeAction::Prepare(device) => {
-                let device = copying.device(device);
-                if Arc::ptr_eq(&of.device(), &device) {
-                    return Event::Unneeded;
-                }
-                self.prepare(&of, &device);
-                copying.is_prepared = true;
-            }
-            ExchangeAction::Hold => copying.disk_held = self.hold(&of, 0, u64::MAX),
-            ExchangeAction::Check => {}
+            ExchangeAction::Prepare(device) => copying.change.device = copying.device(device),
             ExchangeAction::Flush => return self.flush_target(copying),
             ExchangeAction::Record => {
                 if let SimGoal::Backup(backup) = &mut copying.goal {
-                    self.record(&of, backup, copying.disk);
+                    self.record(&copying.of, backup, copying.disk);
                 }
             }
             ExchangeAction::Persist => copying.is_identified = true,
             ExchangeAction::Replace(device) => {
-                assert!(
-                    copying.disk_held.is_some() || self.is_over(),
-                    "d{} is not held when its device is replaced",
-                    copying.disk
-                );
                 if device == Device::Target {
                     self.moved(copying);
                 }
-                self.replace(&of, &copying.device(device));
                 // Clients may have written to the target up to now.
-                (copying.is_prepared, copying.is_flushed) = (false, false);
+                copying.is_flushed = false;
             }
-            ExchangeAction::Release => copying.disk_held = None,
-            ExchangeAction::Detach => {
-                copying.is_prepared = false;
-                for worker in &mut self.life().workers {
-                    worker.io().drop_prepared(&of);
-                }
-            }
+            _ => {}
         }
-        Event::Done
+        self.change(&mut copying.change, action)
     }
 
     /// Persists the configuration of the disk on its target.

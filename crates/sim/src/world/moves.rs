@@ -163,11 +163,7 @@ impl World {
                     _ => self.replace(&of, &mirror),
                 }
             }
-            Action::Detach => {
-                for worker in &mut self.life().workers {
-                    worker.io().drop_prepared(&of);
-                }
-            }
+            Action::Detach => self.detach(&of),
             Action::Undo => begun.copying = None,
             Action::Release => begun.held = None,
             Action::End(_) => {}

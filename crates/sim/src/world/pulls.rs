@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use bdev::{BlockDevice, Disk, PointInTime, Ram, RamOptions, RangeLock};
+use bdev::{BlockDevice, PointInTime, Ram, RamOptions};
 use block::IoRequest;
 use jobs::exchange::ExchangeAction;
 use jobs::points::{self, Begin};
@@ -13,6 +13,7 @@ use jobs::{Early, Event, Now, Orders, Outcome};
 use uring::simulated::Files;
 
 use super::World;
+use super::exchange::Change;
 use super::moves::DeviceChannel;
 use crate::model::{BLOCK, Model, value_of};
 use crate::random::Random;
@@ -23,10 +24,10 @@ const READ_MAX: u64 = 24;
 /// A disk of a backup.
 struct PulledDisk {
     disk: usize,
-    of: Arc<Disk>,
     source: Arc<dyn BlockDevice>,
     point: PointInTime,
-    layer: Arc<dyn BlockDevice>,
+    /// Switch of the disk to its layer.
+    change: Change,
     /// Expected content.
     model: Option<Model>,
     /// Channel of a client, while the disk is exported.
@@ -37,9 +38,6 @@ struct PulledDisk {
 /// A backup of several disks in progress.
 struct Backup {
     disks: Vec<PulledDisk>,
-    held: Vec<RangeLock>,
-    /// Workers are attached to layers that the disks do not use.
-    is_prepared: bool,
     /// Scratch files and bitmaps are removed.
     is_discarded: bool,
     /// A disk had lost its point in time at the end.
@@ -72,8 +70,6 @@ impl World {
         let disks = disks.into_iter().map(|disk| self.pulled_disk(disk, limit));
         let mut backup = Backup {
             disks: disks.collect(),
-            held: Vec::new(),
-            is_prepared: false,
             is_discarded: false,
             is_lost: false,
             has_failed: false,
@@ -103,9 +99,8 @@ impl World {
         let point = PointInTime::new(Arc::clone(&source), scratch, limit);
         PulledDisk {
             disk,
-            of,
             source,
-            layer: point.layer(),
+            change: Change::new(&of, &point.layer()),
             point,
             model: None,
             channel: None,
@@ -142,8 +137,8 @@ impl World {
             points::Action::Exchange(action) => return self.cut(backup, *action, random),
             points::Action::CheckLayers => {
                 let mut disks = backup.disks.iter();
-                let has_layer = |one: &PulledDisk| Arc::ptr_eq(&one.of.device(), &one.layer);
-                assert!(disks.all(has_layer), "a disk of a backup has no layer");
+                let has_layers = disks.all(|one| one.change.is_done());
+                assert!(has_layers, "a disk of a backup has no layer");
             }
             points::Action::Export => {
                 for index in 0..backup.disks.len() {
@@ -159,7 +154,7 @@ impl World {
             }
             points::Action::Enter | points::Action::End(_) => {}
             points::Action::Unexport => self.unexport(backup),
-            points::Action::EndPoints => self.end_points(backup),
+            points::Action::EndPoints => self.end_points(backup, random),
             points::Action::Discard => backup.is_discarded = true,
         }
         Event::Done
@@ -172,50 +167,24 @@ impl World {
         action: ExchangeAction<points::Layers>,
         random: &mut Random,
     ) -> Event {
-        match action {
-            ExchangeAction::Prepare(_) => {
-                backup.is_prepared = true;
-                for one in &backup.disks {
-                    self.prepare(&one.of, &one.layer);
-                }
+        if matches!(action, ExchangeAction::Record) && random.one_in(40) {
+            return backup.fail("cannot use the checkpoint");
+        }
+        for index in 0..backup.disks.len() {
+            let is_hold = matches!(action, ExchangeAction::Hold);
+            if is_hold && random.one_in(40) {
+                let held = &mut backup.disks[..index];
+                held.iter_mut().for_each(|one| one.change.release());
+                return backup.fail("I/Os in flight did not complete in time");
             }
-            ExchangeAction::Hold => {
-                for index in 0..backup.disks.len() {
-                    if random.one_in(40) {
-                        backup.held.clear();
-                        return backup.fail("I/Os in flight did not complete in time");
-                    }
-                    let of = Arc::clone(&backup.disks[index].of);
-                    backup.held.extend(self.hold(&of, 0, u64::MAX));
-                    if random.one_in(2) {
-                        self.run_clients(random);
-                    }
-                }
+            let one = &mut backup.disks[index];
+            if let ExchangeAction::Record = action {
+                one.model = Some(self.models[one.disk].clone());
             }
-            ExchangeAction::Record if random.one_in(40) => {
-                return backup.fail("cannot use the checkpoint");
+            self.change(&mut one.change, action);
+            if is_hold && random.one_in(2) {
+                self.run_clients(random);
             }
-            ExchangeAction::Record => {
-                for one in &mut backup.disks {
-                    one.model = Some(self.models[one.disk].clone());
-                }
-            }
-            ExchangeAction::Replace(_) => {
-                for one in &backup.disks {
-                    self.replace(&one.of, &one.layer);
-                }
-                backup.is_prepared = false;
-            }
-            ExchangeAction::Release => backup.held.clear(),
-            ExchangeAction::Detach => {
-                backup.is_prepared = false;
-                for one in &backup.disks {
-                    for worker in &mut self.life().workers {
-                        worker.io().drop_prepared(&one.of);
-                    }
-                }
-            }
-            ExchangeAction::Check | ExchangeAction::Flush | ExchangeAction::Persist => {}
         }
         Event::Done
     }
@@ -273,7 +242,7 @@ impl World {
             }
             pull::Action::Lose(disk, _) => {
                 self.close_export(&mut backup.disks[disk]);
-                self.end_point(&backup.disks[disk]);
+                self.end_point(&backup.disks[disk], random);
             }
             pull::Action::Finish | pull::Action::End(_) => {}
             pull::Action::Unexport => {
@@ -282,7 +251,7 @@ impl World {
             }
             pull::Action::EndPoints => {
                 backup.is_lost = backup.disks.iter().any(|one| is_lost(&one.point));
-                self.end_points(backup);
+                self.end_points(backup, random);
             }
             pull::Action::Complete(_) if backup.is_lost => {
                 panic!("a pull that has lost a point in time completes a checkpoint");
@@ -348,22 +317,19 @@ impl World {
         }
     }
 
-    fn end_points(&mut self, backup: &Backup) {
+    fn end_points(&mut self, backup: &Backup, random: &mut Random) {
         for one in &backup.disks {
-            self.end_point(one);
+            self.end_point(one, random);
         }
     }
 
-    fn end_point(&mut self, one: &PulledDisk) {
+    fn end_point(&mut self, one: &PulledDisk, random: &mut Random) {
         assert!(
             one.channel.is_none() || self.is_over(),
             "the point in time of d{} ends while it is exported",
             one.disk
         );
-        one.point.end();
-        while !self.is_over() && !Arc::ptr_eq(&one.of.device(), &one.source) {
-            self.change_over(&one.of, &one.source, |_| true);
-        }
+        self.restore(&one.change.of, &one.source, &one.point, random);
     }
 
     fn check_pull(&mut self, backup: &Backup, outcome: &Outcome) {
@@ -371,15 +337,14 @@ impl World {
             return;
         }
         log_step!(self, "the pull ends: {outcome:?}");
-        let is_free = backup.held.is_empty() && !backup.is_prepared;
         assert!(
-            is_free,
+            backup.disks.iter().all(|one| one.change.is_free()),
             "a pull leaves a lock, or workers attached to layers"
         );
         for one in &backup.disks {
             let disk = one.disk;
             assert!(
-                Arc::ptr_eq(&one.of.device(), &one.source),
+                Arc::ptr_eq(&one.change.of.device(), &one.source),
                 "d{disk} has a layer after a pull"
             );
             assert!(one.channel.is_none(), "d{disk} is exported after a pull");

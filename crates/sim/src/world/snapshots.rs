@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use bdev::stepped::shape_new_images;
-use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions, Lockable, RangeLock};
+use bdev::{BackingName, BlockDevice, Disk, Image, ImageOptions, Lockable};
 use jobs::Event;
 use jobs::exchange::ExchangeAction;
 use jobs::snapshot::{Action, Overlays, Snapshot};
 use uring::simulated::Files;
 
+use super::exchange::Change;
 use super::{World, disks};
 use crate::clients::{Kind, Request};
 use crate::files;
@@ -21,12 +22,10 @@ const LOWER_MAX: usize = 2;
 /// A disk and its new image.
 struct NewOverlay {
     disk: usize,
-    of: Arc<Disk>,
     before: Arc<dyn BlockDevice>,
-    image: Arc<dyn BlockDevice>,
     path: std::path::PathBuf,
-    held: Option<RangeLock>,
-    is_prepared: bool,
+    /// Switch of the disk to its new image.
+    change: Change,
 }
 
 impl World {
@@ -49,11 +48,8 @@ impl World {
         let mut overlay = NewOverlay {
             disk,
             before: of.device(),
-            of,
-            image,
             path,
-            held: None,
-            is_prepared: false,
+            change: Change::new(&of, &image),
         };
         let mut job = Snapshot::default();
         let mut event = Event::Done;
@@ -73,15 +69,15 @@ impl World {
             return;
         }
         assert!(
-            overlay.held.is_none() && !overlay.is_prepared,
+            overlay.change.is_free(),
             "a snapshot leaves d{disk} locked or its image attached"
         );
         let expected = match &outcome {
-            Ok(()) => &overlay.image,
+            Ok(()) => &overlay.change.device,
             Err(_) => &overlay.before,
         };
         assert!(
-            Arc::ptr_eq(&overlay.of.device(), expected),
+            Arc::ptr_eq(&of.device(), expected),
             "d{disk} has the wrong device after a snapshot"
         );
         log_step!(self, "d{disk}: the snapshot ends: {outcome:?}");
@@ -125,13 +121,7 @@ impl World {
         overlay: &mut NewOverlay,
         action: ExchangeAction<Overlays>,
     ) -> Event {
-        let of = Arc::clone(&overlay.of);
         match action {
-            ExchangeAction::Prepare(Overlays) => {
-                self.prepare(&of, &overlay.image);
-                overlay.is_prepared = true;
-            }
-            ExchangeAction::Hold => overlay.held = self.hold(&of, 0, u64::MAX),
             ExchangeAction::Flush => return self.flush_old(overlay.disk),
             ExchangeAction::Replace(Overlays) => {
                 let plan = &mut self.plans[overlay.disk];
@@ -142,19 +132,10 @@ impl World {
                 };
                 plan.lies = Lies::Image;
                 plan.lower.push(lower);
-                self.replace(&of, &overlay.image);
-                overlay.is_prepared = false;
             }
-            ExchangeAction::Release => overlay.held = None,
-            ExchangeAction::Detach => {
-                for worker in &mut self.life().workers {
-                    worker.io().drop_prepared(&of);
-                }
-                overlay.is_prepared = false;
-            }
-            ExchangeAction::Check | ExchangeAction::Record | ExchangeAction::Persist => {}
+            _ => {}
         }
-        Event::Done
+        self.change(&mut overlay.change, action)
     }
 
     fn create_over(
