@@ -309,6 +309,39 @@ fn changed_export_is_refused_by_name_and_a_larger_one_adopted() {
 }
 
 #[test]
+fn connections_with_the_size_before_a_growth_are_replaced() {
+    both_ways(|peer, has_multi_conn| {
+        let nbd = open(peer);
+        let mut workers = [Worker::new(&nbd), Worker::new(&nbd)];
+        for worker in &mut workers {
+            assert_eq!(worker.write(0, &[1; 4096]), Ok(()));
+        }
+        peer.change(|options| options.size = 2 << 20);
+        let remote = nbd.capabilities().remote.unwrap();
+        remote.read_size().unwrap();
+        let before = peer.accepted();
+        for worker in &mut workers {
+            let offsets = [4096, 1 << 20, 8192, (2 << 20) - 4096];
+            let tags =
+                offsets.map(|at| worker.submit(IoRequest::write(at, 4096), filled(&[2; 4096])));
+            for tag in tags {
+                assert_eq!(worker.wait(tag).0, Ok(()));
+            }
+            let status = IoRequest::block_status(0, 2 << 20);
+            assert_eq!(
+                worker.run(status, IoBuffer::owned(block::STATUS_BYTES)),
+                Ok(())
+            );
+            // Without CAN_MULTI_CONN, the last flush of a connection covers its writes.
+            assert_eq!(worker.do_plain(IoRequest::flush()), Ok(()));
+        }
+        assert_eq!(remote.state(), DiskState::Ready);
+        let replaced = if has_multi_conn { 2 } else { 1 };
+        assert_eq!(peer.accepted() - before, replaced);
+    });
+}
+
+#[test]
 fn requests_respect_the_block_sizes_of_the_server() {
     for (minimum, payload_max) in [(4096, 8192), (65_536, 65_536)] {
         let peer = Peer::start(PeerOptions {

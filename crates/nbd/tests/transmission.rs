@@ -155,6 +155,44 @@ fn extents_have_32_or_64_bits() {
     }
 }
 
+/// Returns a status of 5000 extents of one byte, without the last `missing` bytes.
+fn long_status(style: Style, missing: usize) -> Vec<u8> {
+    const COUNT: u32 = 5000;
+    let (mut reply, mut payload, one) = match style {
+        Style::Extended => (
+            bytes("6e8a278c 0001 0006 00000001 00000002 0000000000001000"),
+            [7, COUNT].map(u32::to_be_bytes).concat(),
+            [1, 0].map(u64::to_be_bytes).concat(),
+        ),
+        _ => (
+            bytes("668e33ef 0001 0005 00000001 00000002"),
+            7u32.to_be_bytes().to_vec(),
+            [1, 0].map(u32::to_be_bytes).concat(),
+        ),
+    };
+    (0..COUNT).for_each(|_| payload.extend(&one));
+    payload.truncate(payload.len() - missing);
+    match style {
+        Style::Extended => reply.extend((payload.len() as u64).to_be_bytes()),
+        _ => reply.extend((payload.len() as u32).to_be_bytes()),
+    }
+    reply.extend(payload);
+    reply
+}
+
+/// The time of one step does not grow with a reply: further extents are not parsed, but must be whole.
+#[test]
+fn extents_after_the_first_4096_are_skipped() {
+    for style in [Style::Structured, Style::Extended] {
+        let (events, _) = receive(&mut three(style), &long_status(style, 0), 4096).unwrap();
+        let [Event::Status { descriptors, .. }, end] = &events[..] else {
+            panic!("{} events", events.len());
+        };
+        assert_eq!((descriptors.len(), end), (4096, &done(2)));
+        assert!(receive(&mut three(style), &long_status(style, 1), 4096).is_err());
+    }
+}
+
 /// Rules of structured replies, and replies that break them.
 const BROKEN: [(&str, &str); 24] = [
     (

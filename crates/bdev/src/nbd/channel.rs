@@ -56,7 +56,8 @@ enum Stage {
 
 struct NbdSlot {
     stage: Stage,
-    tag: Tag,
+    /// `None`: a flush that the channel has begun. Its end is not reported.
+    tag: Option<Tag>,
     io: IoRequest,
     buffer: IoBuffer,
     /// Number of the submission, for the order after a loss.
@@ -191,7 +192,7 @@ impl NbdChannel {
         &self.export.core
     }
 
-    fn occupy(&mut self, tag: Tag, io: &IoRequest, buffer: &mut IoBuffer) -> u32 {
+    fn occupy(&mut self, tag: Option<Tag>, io: &IoRequest, buffer: &mut IoBuffer) -> u32 {
         self.next_order += 1;
         let slot = NbdSlot {
             stage: Stage::Waiting,
@@ -212,11 +213,12 @@ impl NbdChannel {
     fn finish(&mut self, index: u32, outcome: IoOutcome, finished: &mut Vec<Finished>) {
         let slot = &mut self.slots[index];
         slot.stage = Stage::Free;
-        finished.push(Finished {
-            tag: slot.tag,
-            buffer: std::mem::take(&mut slot.buffer),
+        let buffer = std::mem::take(&mut slot.buffer);
+        finished.extend(slot.tag.map(|tag| Finished {
+            tag,
+            buffer,
             outcome,
-        });
+        }));
         self.slots.release(index);
     }
 
@@ -229,13 +231,19 @@ impl NbdChannel {
             return;
         }
         let core = &self.export.core;
-        while link.transmission.in_flight() < core.options.queue_depth
+        while !link.is_outgrown
+            && link.transmission.in_flight() < core.options.queue_depth
             && link.has_room()
-            && let Some(index) = self.waiting.pop_front()
+            && let Some(index) = self.waiting.front().copied()
         {
             let slot = &mut self.slots[index];
             let (request, has_payload) =
                 next_request(core, slot, link.payload_max, self.status_span);
+            if request.offset + request.length > link.size {
+                link.is_outgrown = true;
+                break;
+            }
+            self.waiting.pop_front();
             slot.stage = Stage::Sent;
             slot.step = request.length;
             slot.covers = self.changes.all;
@@ -243,12 +251,42 @@ impl NbdChannel {
             link.request(index, request, payload);
         }
         link.send(ring);
-        let limit = core.options.response_timeout;
+        if link.is_outgrown && link.transmission.in_flight() == 0 {
+            self.leave_outgrown(ring);
+        }
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        let limit = self.export.core.options.response_timeout;
         let is_owed = link.transmission.in_flight() > 0;
         if is_owed && self.response_timer.is_none() && !limit.is_zero() {
             self.response_timer = Some(self.progress);
             self.operations += 1;
             ring.timer(self.owner, token::RESPONSE_TIMER, limit);
+        }
+    }
+
+    /// Ends a connection that does not show the present size of the export. Without `CAN_MULTI_CONN`, acknowledged writes are flushed
+    /// first: a flush over the next connection does not cover them.
+    fn leave_outgrown(&mut self, ring: &mut Ring) {
+        let has_unflushed = self.changes.all > self.changes.flushed;
+        let must_flush = has_unflushed && !self.core().promises.has_multi_conn();
+        let has_flush = self.core().promises.has(transmission::SEND_FLUSH);
+        let Some(link) = self.link.as_deref_mut() else {
+            return;
+        };
+        if !must_flush || !has_flush || link.has_flushed {
+            return link.disconnect();
+        }
+        link.has_flushed = true;
+        let index = self.occupy(None, &IoRequest::flush(), &mut IoBuffer::default());
+        let slot = &mut self.slots[index];
+        slot.stage = Stage::Sent;
+        slot.covers = self.changes.all;
+        if let Some(link) = self.link.as_deref_mut() {
+            let (request, _) = next_request(&self.export.core, slot, 0, 0);
+            link.request(index, request, None);
+            link.send(ring);
         }
     }
 
@@ -401,7 +439,7 @@ impl NbdChannel {
         for index in sent {
             let slot = &mut self.slots[index];
             slot.losses += 1;
-            if slot.is_cancelled {
+            if slot.is_cancelled || slot.tag.is_none() {
                 self.finish(index, Err(IoErrorKind::Cancelled.into()), finished);
             } else if slot.losses >= LOSSES_MAX {
                 self.finish(index, Err(IoErrorKind::Offline.into()), finished);
@@ -414,14 +452,15 @@ impl NbdChannel {
             return;
         }
         self.lose_unflushed(finished);
-        self.export.connector.lost(
-            &self.export.core,
-            link.closing.as_deref().unwrap_or_default(),
-        );
+        let reason = link.closing.as_deref().unwrap_or_default();
+        let is_replaced = link.is_outgrown && reason == link::CLOSED;
+        if !is_replaced {
+            self.export.connector.lost(&self.export.core, reason);
+        }
         self.outage
             .since
             .get_or_insert_with(|| Clock::shared().elapsed());
-        let is_again = !link.is_fruitful;
+        let is_again = !link.is_fruitful && !is_replaced;
         let mailbox = self.mailbox.inbox();
         self.export.connector.request(mailbox, is_again);
         self.start_expiry(ring);
@@ -623,7 +662,7 @@ impl IoChannel for NbdChannel {
         if self.outage.is_expired {
             return Submission::Done(Err(IoErrorKind::Offline.into()));
         }
-        let index = self.occupy(tag, io, buffer);
+        let index = self.occupy(Some(tag), io, buffer);
         self.waiting.push_back(index);
         self.pump(ring);
         Submission::Pending
@@ -682,7 +721,7 @@ impl IoChannel for NbdChannel {
             .slots
             .all_mut()
             .iter_mut()
-            .find(|slot| slot.stage != Stage::Free && slot.tag == tag);
+            .find(|slot| slot.stage != Stage::Free && slot.tag == Some(tag));
         let Some(slot) = found else { return };
         slot.is_cancelled = true;
         match (slot.stage, self.link.as_deref_mut()) {

@@ -22,6 +22,8 @@ pub(super) mod token {
     pub const SEND: u64 = 2;
 }
 
+/// Reason for the end of a connection that the disk does not need any more.
+pub(super) const CLOSED: &str = "closed";
 /// Size of the receive buffer: the replies to 32 reads of 4 KiB.
 const RECEIVE_BYTES: usize = 160 << 10;
 /// Minimum rest of a read's data for a receive into the memory of the read.
@@ -71,6 +73,12 @@ pub(super) struct Link {
     pub transmission: Transmission,
     /// Maximum length of a read or write in bytes.
     pub payload_max: u32,
+    /// Size of the export at the handshake. Many servers keep it for the life of the connection.
+    pub size: u64,
+    /// The export has grown since: another connection replaces this one when no request is in flight.
+    pub is_outgrown: bool,
+    /// Writes before the replacement were flushed, or could not be.
+    pub has_flushed: bool,
     outgoing: Outgoing,
     /// `None` while the kernel has it.
     pub input: Option<IoBuffer>,
@@ -197,6 +205,9 @@ impl Link {
             encryption: tls.map(|session| Encryption::new(session, RECEIVE_BYTES)),
             transmission: Transmission::new(session.style, allocation_of(&session)),
             payload_max: payload_max(&session, alignment),
+            size: session.size,
+            is_outgrown: false,
+            has_flushed: false,
             outgoing: Outgoing::default(),
             input: Some(input),
             is_receiving: false,
@@ -338,7 +349,7 @@ impl Link {
             // A server that does not accept the request detects the end of the connection.
             self.socket.send_now(&mut message).ok();
         }
-        self.close("closed");
+        self.close(CLOSED);
     }
 
     /// Returns true if the connection has ended and the kernel uses no memory for it.

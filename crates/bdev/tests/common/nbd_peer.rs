@@ -236,7 +236,9 @@ fn serve(
         let is_over = {
             let mut state = state.lock().unwrap();
             state.requests.push(request);
-            execute(&request, &payload, &rules, &mut state.content, &mut output)
+            // Like other servers, this one keeps the size of the handshake.
+            let content = &mut state.content[..options.size];
+            execute(&request, &payload, &rules, content, &mut output)
         };
         count += 1;
         match options.fault {

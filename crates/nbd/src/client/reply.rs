@@ -141,6 +141,18 @@ pub enum Content<'a> {
 /// # Errors
 /// If it breaks a rule, after which the connection must end.
 pub fn content(kind: u16, payload: &[u8]) -> Result<Content<'_>, Violation> {
+    content_up_to(kind, payload, usize::MAX)
+}
+
+/// Parses the payload of a chunk, with the first `extents_max` extents of a status.
+///
+/// # Errors
+/// As [`content`].
+pub(super) fn content_up_to(
+    kind: u16,
+    payload: &[u8],
+    extents_max: usize,
+) -> Result<Content<'_>, Violation> {
     let malformed = Violation::Reply("malformed chunk");
     let mut fields = FieldReader(payload);
     let parsed = match kind {
@@ -153,8 +165,8 @@ pub fn content(kind: u16, payload: &[u8]) -> Result<Content<'_>, Violation> {
             let hole = fields.u64().zip(fields.u32()).filter(|hole| hole.1 > 0);
             hole.map(|(offset, length)| Content::Hole { offset, length })
         }
-        chunk::BLOCK_STATUS => block_status(&mut fields, false),
-        chunk::BLOCK_STATUS_EXT => block_status(&mut fields, true),
+        chunk::BLOCK_STATUS => block_status(&mut fields, false, extents_max),
+        chunk::BLOCK_STATUS_EXT => block_status(&mut fields, true, extents_max),
         _ if kind & chunk::ERROR_BIT != 0 => {
             let error = error(&mut fields);
             // Fields of other errors follow the message.
@@ -166,15 +178,20 @@ pub fn content(kind: u16, payload: &[u8]) -> Result<Content<'_>, Violation> {
     parsed.filter(|_| fields.is_empty()).ok_or(malformed)
 }
 
-/// Parses a status. `is_extended`: with a count, and entries of 128 bits.
-fn block_status<'a>(fields: &mut FieldReader<'a>, is_extended: bool) -> Option<Content<'a>> {
+/// Parses the first `most` extents of a status. `is_extended`: with a count, and entries of 128 bits.
+fn block_status<'a>(
+    fields: &mut FieldReader<'a>,
+    is_extended: bool,
+    most: usize,
+) -> Option<Content<'a>> {
     let context = fields.u32()?;
-    let count = match is_extended {
-        true => fields.u32()? as usize,
-        false => fields.0.len() / 8,
+    let (count, entry_bytes) = match is_extended {
+        true => (fields.u32()? as usize, 16),
+        false => (fields.0.len() / 8, 8),
     };
-    let mut descriptors = Vec::new();
-    for _ in 0..count {
+    let parsed = count.min(most);
+    let mut descriptors = Vec::with_capacity(parsed.min(fields.0.len() / entry_bytes));
+    for _ in 0..parsed {
         let (length, flags) = match is_extended {
             // All contexts with a meaning for this client have 32 flags.
             true => (fields.u64()?, fields.u64()? as u32),
@@ -185,6 +202,7 @@ fn block_status<'a>(fields: &mut FieldReader<'a>, is_extended: bool) -> Option<C
         }
         descriptors.push(Descriptor { length, flags });
     }
+    fields.bytes((count - parsed).checked_mul(entry_bytes)?)?;
     (!descriptors.is_empty()).then_some(Content::BlockStatus {
         context,
         descriptors,

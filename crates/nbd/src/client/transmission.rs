@@ -3,7 +3,8 @@
 //! The caller numbers requests with slots, sends the encoded headers and payloads, and passes received bytes. Every reply is checked against
 //! its request: data that is outside of the range, arrives twice or is missing is a violation.
 
-use crate::client::{Chunk, Content, Reply, content, decode};
+use crate::client::reply::content_up_to;
+use crate::client::{Chunk, Content, Reply, decode};
 use crate::reply::Descriptor;
 use crate::request::Request;
 use crate::wire::{
@@ -20,6 +21,8 @@ const MAGIC_BYTES: usize = 4;
 const OFFSET_BYTES: usize = 8;
 /// Maximum number of separate ranges of a read's data, against hostile servers.
 const ISLANDS_MAX: usize = 256;
+/// Maximum number of extents taken from a status, against hostile servers: callers need far fewer, and parsing takes time.
+const EXTENTS_MAX: usize = 4096;
 /// Payload memory that stays allocated between replies, in bytes.
 const PAYLOAD_KEPT: usize = 64 << 10;
 
@@ -50,7 +53,7 @@ pub enum Event {
     Status {
         /// Slot of the request.
         slot: u32,
-        /// The extents.
+        /// The first 4096 extents.
         descriptors: Vec<Descriptor>,
     },
     /// The request has ended.
@@ -449,7 +452,7 @@ impl Transmission {
             return Err(Violation::Reply("status in the form of another style"));
         }
         let payload = std::mem::take(&mut self.payload);
-        let event = match content(chunk.kind, &payload)? {
+        let event = match content_up_to(chunk.kind, &payload, EXTENTS_MAX)? {
             Content::None | Content::Data { .. } => None,
             Content::Error { code, .. } => {
                 self.slots[slot as usize].error.get_or_insert(code);
