@@ -125,8 +125,11 @@ fn kernel_nbd_reconnects(rig: &mut Rig, guest: &mut Guest, port: u16) -> Result<
         "/tools/nbd-client -N n 10.0.2.2 {port} /dev/nbd0 -C 4 -t 600 -nonetlink && \
          until [ -e /sys/block/nbd0/pid ] && [ $(cat /sys/block/nbd0/size) != 0 ]; do sleep 0.1; done"
     );
-    guest.ok(&format!("insmod /tools/nbd.ko nbds_max=1 && {connect}"))?;
-    file_system_round_trip(guest, "nbd0")?;
+    guest.ok(&format!(
+        "insmod /tools/nbd.ko nbds_max=1 && {connect} && /tools/mke2fs -q -t ext4 /dev/nbd0 && \
+         mount -t ext4 /dev/nbd0 /mnt && truncate -s 4M /mnt/file"
+    ))?;
+    guest.io_ok("fill --file /mnt/file --seed 91 --writes 200")?;
     let sessions = rig.daemon.lunette(&["session", "list"])?;
     let log = rig.daemon.process().log_tail();
     ensure!(sessions.matches("nbd-").count() == 4, "{sessions}\n{log}");
@@ -135,9 +138,10 @@ fn kernel_nbd_reconnects(rig: &mut Rig, guest: &mut Guest, port: u16) -> Result<
     rig.daemon.start_again()?;
     // The client ends with its connections: its option -persist has no effect on this kernel.
     guest.ok(&format!(
-        "while [ -e /sys/block/nbd0/pid ]; do sleep 0.2; done; {connect} && mount -t ext4 /dev/nbd0 /mnt"
+        "while [ -e /sys/block/nbd0/pid ]; do sleep 0.2; done; \
+         {connect} && /tools/e2fsck -fn /dev/nbd0 && mount -t ext4 /dev/nbd0 /mnt"
     ))?;
-    file_system_check(guest)?;
+    guest.io_ok("check --file /mnt/file --seed 91 --writes 200")?;
     guest.ok("umount /mnt && /tools/nbd-client -d /dev/nbd0 -nonetlink")?;
     Ok(())
 }
