@@ -108,6 +108,8 @@ pub struct World {
     reservations: Vec<Reserved>,
     /// Last backups of disks since a power cut.
     checkpoints: BTreeMap<usize, copying::Checkpoint>,
+    /// Time at which the dirty bitmaps of each disk were set.
+    recorded: Vec<u64>,
     trace: Option<Vec<String>>,
     /// Digest of the events. Equal runs have equal digests.
     digest: u64,
@@ -136,6 +138,7 @@ impl World {
             clock,
             time,
             folder,
+            recorded: vec![0; plans.len()],
             plans,
             models,
             life: None,
@@ -190,6 +193,7 @@ impl World {
             let changed = vec![Arc::clone(&checkpoint.changed)];
             life.disks[*disk].recorder().record_in(changed);
         }
+        self.recorded.fill(self.now);
         let mut clients = std::mem::take(&mut self.clients);
         if clients.is_empty() {
             clients = self.new_clients(&life);
@@ -320,6 +324,9 @@ impl World {
             _ => {
                 if kind == Kind::CompareAndWrite && good {
                     self.check_compared(&pending);
+                }
+                if good {
+                    self.check_recorded(&pending);
                 }
                 let through = self.plans[disk].cache == CacheMode::Writethrough;
                 let durable = through

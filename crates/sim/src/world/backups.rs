@@ -10,9 +10,9 @@ use jobs::push::{Action, Push};
 use jobs::{Early, Event, Now, Outcome, Piece, Span};
 use uring::simulated::Files;
 
-use super::World;
 use super::copying::{Backup, Copying, SimGoal};
 use super::exchange::{Change, injected};
+use super::{Pending, World};
 use crate::files;
 use crate::model::{BLOCK, Model, value_of};
 use crate::random::Random;
@@ -73,6 +73,7 @@ impl World {
         let last = self.checkpoints.get(&disk);
         let changed = last.map(|last| Arc::clone(&last.changed));
         of.recorder().record_in(changed.into_iter().collect());
+        self.recorded[disk] = self.now;
         if is_complete {
             let model = model.expect("a backup has a moment");
             self.check_backup(disk, &path, &model);
@@ -175,11 +176,7 @@ impl World {
         let of = self.life().disks[disk].clone();
         let source = of.device();
         let bytes = source.capacity().bytes();
-        let scratch = Ram::create(RamOptions {
-            size: bytes.next_multiple_of(1 << 20),
-            ..RamOptions::default()
-        });
-        let scratch = Arc::new(scratch.expect("memory for a scratch device"));
+        let scratch = self.scratch(bytes, random)?;
         let mut point = Point {
             point: PointInTime::new(Arc::clone(&source), scratch, u64::MAX),
             source,
@@ -343,9 +340,53 @@ impl World {
     }
 
     /// Separates the changes before and after a backup. The disk is held.
-    pub(super) fn record(&self, of: &Arc<Disk>, backup: &mut Backup, disk: usize) {
+    pub(super) fn record(&mut self, of: &Arc<Disk>, backup: &mut Backup, disk: usize) {
         let changed = backup.changed.iter().chain([&backup.next]);
         of.recorder().record_in(changed.cloned().collect());
+        self.recorded[disk] = self.now;
         backup.model = Some(self.models[disk].clone());
+    }
+
+    /// Checks that the dirty bitmaps contain a change that began after they were set.
+    pub(super) fn check_recorded(&mut self, pending: &Pending) {
+        let request = &pending.request;
+        let disk = request.disk;
+        if pending.begin <= self.recorded[disk] {
+            return;
+        }
+        let from = request.lba * BLOCK as u64;
+        let end = from + request.blocks * BLOCK as u64;
+        for bitmap in self.life().disks[disk].recorder().bitmaps() {
+            assert!(
+                bitmap.piece(from, end) == (end, true),
+                "a dirty bitmap of d{disk} lacks {} blocks at {}",
+                request.blocks,
+                request.lba
+            );
+        }
+    }
+
+    /// Creates a scratch device of a point in time: in memory, where I/O completes at once, or a file, where it may be late and fail.
+    /// Returns `None` if the daemon has ended.
+    pub(super) fn scratch(
+        &mut self,
+        bytes: u64,
+        random: &mut Random,
+    ) -> Option<Arc<dyn BlockDevice>> {
+        if random.one_in(2) {
+            let scratch = Ram::create(RamOptions {
+                size: bytes.next_multiple_of(1 << 20),
+                ..RamOptions::default()
+            });
+            return Some(Arc::new(scratch.expect("memory for a scratch device")));
+        }
+        let number = self.tick();
+        let path = self.folder.path().join(format!("scratch{number}"));
+        files::create_raw(&path, bytes / BLOCK as u64, 0);
+        Files::add_file(&files::open(&path)).expect("a file of the simulation");
+        let opened = bdev::File::open(bdev::FileOptions::new(&path));
+        self.check_faults();
+        let scratch = opened.ok().filter(|_| !self.is_over())?;
+        Some(Arc::new(scratch))
     }
 }

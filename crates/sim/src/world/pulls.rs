@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use bdev::{BlockDevice, PointInTime, Ram, RamOptions};
+use bdev::{BlockDevice, PointInTime};
 use block::IoRequest;
 use jobs::exchange::ExchangeAction;
 use jobs::points::{self, Begin};
@@ -67,9 +67,13 @@ impl World {
             true => 64 << 10,
             false => u64::MAX,
         };
-        let disks = disks.into_iter().map(|disk| self.pulled_disk(disk, limit));
+        let disks = disks.into_iter();
+        let disks = disks.map(|disk| self.pulled_disk(disk, limit, &mut random));
+        let Some(disks) = disks.collect() else {
+            return;
+        };
         let mut backup = Backup {
-            disks: disks.collect(),
+            disks,
             is_discarded: false,
             is_lost: false,
             has_failed: false,
@@ -88,16 +92,13 @@ impl World {
         }
     }
 
-    fn pulled_disk(&mut self, disk: usize, limit: u64) -> PulledDisk {
+    /// Returns `None` if the daemon has ended.
+    fn pulled_disk(&mut self, disk: usize, limit: u64, random: &mut Random) -> Option<PulledDisk> {
         let of = self.life().disks[disk].clone();
         let source = of.device();
-        let scratch = Ram::create(RamOptions {
-            size: source.capacity().bytes().next_multiple_of(1 << 20),
-            ..RamOptions::default()
-        });
-        let scratch = Arc::new(scratch.expect("memory for a scratch device"));
+        let scratch = self.scratch(source.capacity().bytes(), random)?;
         let point = PointInTime::new(Arc::clone(&source), scratch, limit);
-        PulledDisk {
+        Some(PulledDisk {
             disk,
             source,
             change: Change::new(&of, &point.layer()),
@@ -105,7 +106,7 @@ impl World {
             model: None,
             channel: None,
             has_checkpoint: false,
-        }
+        })
     }
 
     /// Returns `None` if the daemon has ended.
