@@ -140,6 +140,10 @@ fn eight_disks(guests: &UserGuests) -> Result<()> {
         table.contains("guest CPU: user") && table.contains("host CPU: QEMU"),
         "{table}"
     );
+    ensure!(
+        table.contains("guest Linux") && table.contains("Host: Linux"),
+        "{table}"
+    );
     Ok(())
 }
 
@@ -222,8 +226,9 @@ fn refusals(guests: &UserGuests) -> Result<()> {
     refused(
         read,
         &["--disks", "vdzz"],
-        &["/dev/vdzz is not a device", "hint:"],
+        &["/dev/vdzz is not a block device", "hint:"],
     )?;
+    refused(read, &["--disks", "null"], &["/dev/null is not a block"])?;
     refused(
         "[a]\nrw=read\nfilename=/dev/vdzz\n",
         &[],

@@ -1,5 +1,6 @@
 //! Progress line on the terminal, and optional heartbeats.
 
+use std::fmt;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -8,11 +9,42 @@ use super::bar::Bar;
 use crate::drive::Shared;
 use crate::report::{per_second, rate};
 
+/// First words of the lines of progress that a load generator in a guest prints on stderr.
+pub const PROGRESS_MARK: &str = "progress: ";
+
+/// Rates since the last heartbeat.
+#[derive(Clone, Copy, Debug)]
+pub struct Beat {
+    /// Duration of the phase so far.
+    pub elapsed: Duration,
+    /// Requests per second.
+    pub iops: f64,
+    /// Bytes per second.
+    pub bandwidth: f64,
+    /// Remaining time, if the jobs limit it.
+    pub left: Option<Duration>,
+}
+
+impl fmt::Display for Beat {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (elapsed, iops) = (self.elapsed.as_secs_f64(), rate(self.iops));
+        let bandwidth = per_second(self.bandwidth);
+        write!(f, "{elapsed:.0} s, {iops} IOPS, {bandwidth}")?;
+        match self.left {
+            Some(left) => write!(f, ", {:.0} s left", left.as_secs_f64()),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Output of a heartbeat.
+type PrintBeat = Box<dyn Fn(&Beat) + Send + Sync>;
+
 /// Progress output on stderr.
 pub struct Progress {
     bar: Bar,
-    /// Alternative output of heartbeats: requests and bytes per second.
-    beat: Option<Box<dyn Fn(f64, f64) + Send + Sync>>,
+    /// Alternative output of heartbeats.
+    beat: Option<PrintBeat>,
     heartbeat: Option<Duration>,
     last: Mutex<(Duration, u64, u64)>,
     notes: AtomicU32,
@@ -30,11 +62,8 @@ impl Progress {
         }
     }
 
-    /// Creates heartbeats only, printed by `beat`: requests and bytes per second.
-    pub fn heartbeats(
-        every: Duration,
-        beat: impl Fn(f64, f64) + Send + Sync + 'static,
-    ) -> Progress {
+    /// Creates heartbeats only, printed by `beat`.
+    pub fn heartbeats(every: Duration, beat: impl Fn(&Beat) + Send + Sync + 'static) -> Progress {
         let mut progress = Progress::silent();
         progress.beat = Some(Box::new(beat));
         progress.heartbeat = Some(every);
@@ -75,21 +104,16 @@ impl Progress {
             bytes.saturating_sub(last.2) as f64 / span,
         );
         *last = (elapsed, ios, bytes);
-        if let Some(beat) = &self.beat {
-            return beat(iops, bandwidth);
+        let beat = Beat {
+            elapsed,
+            iops,
+            bandwidth,
+            left: longest.map(|longest| longest.saturating_sub(elapsed)),
+        };
+        if let Some(print) = &self.beat {
+            return print(&beat);
         }
-        let left = longest.map_or_else(String::new, |longest| {
-            format!(
-                ", {:.0} s left",
-                longest.saturating_sub(elapsed).as_secs_f64()
-            )
-        });
-        let line = format!(
-            "{title}: {:.0} s, {} IOPS, {}{left}",
-            elapsed.as_secs_f64(),
-            rate(iops),
-            per_second(bandwidth)
-        );
+        let line = format!("{title}: {beat}");
         if self.heartbeat.is_some() {
             self.print(&line);
         } else {

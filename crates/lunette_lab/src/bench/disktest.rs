@@ -388,8 +388,8 @@ pub fn run(arguments: &DisktestArguments) -> Outcome {
                 (false, true) => "write",
                 (true, true) => "read and write",
             };
-            Progress::heartbeats(Duration::from_secs(seconds), move |transfers, bytes| {
-                let text = throughput(bytes, transfers);
+            Progress::heartbeats(Duration::from_secs(seconds), move |beat| {
+                let text = throughput(beat.bandwidth, beat.iops);
                 lines.print("STAT", &format!("Heartbeat {direction} throughput: {text}"));
             })
         }

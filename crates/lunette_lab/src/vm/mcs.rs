@@ -2,14 +2,13 @@
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use bench::chart::{Chart, Point, Series};
 use bench::picture::Painter;
-use bench::run::{Disturbance, least_disturbed, spread};
-use bench::study::{Page, draw, write_file};
+use bench::run::{Disturbance, spread};
+use bench::study::{Page, Progress, draw, write_file};
 use bench::table::{McsRow, mcs_columns, mcs_ratios, mcs_rows};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
@@ -18,8 +17,9 @@ use vm::initramfs::INITIATOR_NAME;
 use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
 
 use super::failed;
+use super::study::content::Content;
 use super::study::report::{caution, write_json, write_partial};
-use super::study::{Effort, study_failed};
+use super::study::{Effort, qemu_version, quietly_beside, study_failed};
 use crate::bench::note;
 
 const TARGET: &str = "iqn.2026-11.org.example:guest";
@@ -28,7 +28,7 @@ const INITIATOR_ADDRESS: &str = "10.9.0.2";
 /// Time limit for the partial results of an interrupted measurement.
 const PARTIAL_LIMIT: Duration = Duration::from_secs(20);
 /// Cases of the table.
-const CASES: u32 = 3;
+const CASES: [&str; 3] = ["read", "write", "both"];
 
 /// `lunette vm mcs`
 #[derive(Debug, Args)]
@@ -49,7 +49,7 @@ pub struct McsArguments {
     /// Number of virtual CPUs of each guest, 1 to 64
     #[arg(long, value_name = "N", default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Size of the RAM disk in MiB, 4 to 4096. It is written once before the measurement
+    /// Size of the RAM disk in MiB, 4 to 4096
     #[arg(long, value_name = "MIB", default_value_t = 128, value_parser = clap::value_parser!(u32).range(4..=4096))]
     size_mib: u32,
     /// Number of measurements of each case and number of connections, 1 to 1000
@@ -64,6 +64,9 @@ pub struct McsArguments {
     /// Also measure Linux's initiator: one session, and two sessions under dm-multipath. Needs Lunette's target
     #[arg(long)]
     multipath: bool,
+    /// Content of the disk
+    #[command(flatten)]
+    content: Content,
     /// Write the result as JSON, a picture and a page to this folder
     #[arg(long, value_name = "FOLDER")]
     folder: Option<PathBuf>,
@@ -124,16 +127,27 @@ impl McsArguments {
         u32::from(self.connections) + if self.multipath { 2 } else { 0 }
     }
 
+    /// Number of measurements of a case.
+    fn turns(&self) -> u32 {
+        self.ways() * self.repetitions
+    }
+
     /// Returns the work of the study.
     pub fn effort(&self) -> Effort {
         Effort {
             boots: 2,
-            runs: CASES * self.ways() * self.repetitions,
+            runs: CASES.len() as u32 * self.turns(),
             seconds: self.turn_ms as f64 / 1e3,
-            written: u64::from(self.size_mib) << 20,
+            written: match self.content.unwritten {
+                true => 0,
+                false => u64::from(self.size_mib) << 20,
+            },
         }
     }
 }
+
+/// Other load on the host, by case.
+type Loads = Vec<(&'static str, Disturbance)>;
 
 /// Rows of the table, with the conditions of the measurement.
 struct Table {
@@ -141,21 +155,21 @@ struct Table {
     /// Guests and load, then the host.
     notes: [String; 2],
     accelerator: Accelerator,
-    /// Other load on the host.
-    disturbance: Disturbance,
+    /// Other load on the host, by case.
+    loads: Loads,
     json: Value,
 }
 
 impl Table {
     /// Reasons against the results.
     fn cautions(&self) -> Vec<String> {
-        let load = self.disturbance;
-        let disturbed = load.is_disturbed().then(|| {
+        let disturbed = self.loads.iter().filter(|(_, load)| load.is_disturbed());
+        let disturbed = disturbed.map(|(case, load)| {
             let load = load.describe();
-            format!("The measurement was {load}: differences are less reliable.")
+            format!("{case}: {load}: differences are less reliable.")
         });
         let emulated = caution(self.accelerator.word()).map(str::to_owned);
-        disturbed.into_iter().chain(emulated).collect()
+        disturbed.chain(emulated).collect()
     }
 
     fn text(&self) -> String {
@@ -324,6 +338,29 @@ fn devices(initiator: &mut Guest) -> Result<String> {
     ))
 }
 
+/// Writes the disk.
+fn fill(
+    target: &mut Guest,
+    initiator: &mut Guest,
+    unit: &str,
+    arguments: &McsArguments,
+) -> Result<()> {
+    print_line(&"filling the disk");
+    let filled = initiator.ok(&format!(
+        "set -e
+        yes lunette | head -c {} >/tmp/content
+        lunette-lab iscsi copy /tmp/content {unit}/{} --quiet >/dev/null
+        rm /tmp/content",
+        u64::from(arguments.size_mib) << 20,
+        arguments.target.lun()
+    ));
+    if let Err(error) = filled {
+        let log = target.ok("dmesg | tail -n 10").unwrap_or_default();
+        return Err(error.context(format!("cannot fill the disk; the target's kernel:\n{log}")));
+    }
+    Ok(())
+}
+
 impl Rig {
     fn start(arguments: &McsArguments) -> Result<Rig> {
         let cable = tempfile::Builder::new()
@@ -371,18 +408,8 @@ impl Rig {
         let agreed = initiator.ok(&format!(
             "lunette-lab iscsi parameters {unit} {FLAGS} --json"
         ))?;
-        print_line(&"filling the disk");
-        let filled = initiator.ok(&format!(
-            "set -e
-            yes lunette | head -c {} >/tmp/content
-            lunette-lab iscsi copy /tmp/content {unit}/{} --quiet >/dev/null
-            rm /tmp/content",
-            u64::from(size) << 20,
-            arguments.target.lun()
-        ));
-        if let Err(error) = filled {
-            let log = target.ok("dmesg | tail -n 10").unwrap_or_default();
-            return Err(error.context(format!("cannot fill the disk; the target's kernel:\n{log}")));
+        if !arguments.content.unwritten {
+            fill(&mut target, &mut initiator, &unit, arguments)?;
         }
         let devices = match arguments.multipath {
             true => devices(&mut initiator)?,
@@ -396,7 +423,8 @@ impl Rig {
         })
     }
 
-    fn rows(&mut self, arguments: &McsArguments) -> Result<Vec<McsRow>> {
+    /// Measures a case with all numbers of connections, in turns.
+    fn rows(&mut self, arguments: &McsArguments, case: &str) -> Result<Vec<McsRow>> {
         let McsArguments {
             connections,
             bs,
@@ -405,17 +433,17 @@ impl Rig {
             turn_ms,
             ..
         } = arguments;
-        let turns = u64::from(CASES * arguments.ways() * repetitions);
+        let turns = u64::from(arguments.turns());
         // Includes warm-up, logins, and repeated turns.
         let limit = Duration::from_secs(120) + Duration::from_millis(turns * (turn_ms + 1000) * 3);
         let script = format!(
             "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/{}{KEYS} --connections {connections} --bs {bs} \
-             --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --json {}",
+             --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --only {case} --json {}",
             arguments.target.lun(),
             self.devices
         );
         print_line(&format!(
-            "measuring: {turns} turns of {:.1} s",
+            "measuring {case}: {turns} turns of {:.1} s",
             *turn_ms as f64 / 1e3
         ));
         let running = self.initiator.start(&script)?;
@@ -439,6 +467,31 @@ impl Rig {
             bail!("bench mcs in the guest: {}", output.stderr.trim());
         }
         serde_json::from_str(&output.stdout).context("the guest's response is not JSON")
+    }
+
+    /// Measures all cases, and the other load on the host during each. Returns early after an interruption.
+    fn all_rows(&mut self, arguments: &McsArguments) -> Result<(Vec<McsRow>, Loads)> {
+        let processes = [self.target.process().id(), self.initiator.process().id()];
+        let (mut rows, mut loads) = (Vec::new(), Vec::new());
+        let mut progress = Progress::new(CASES.len() * arguments.turns() as usize);
+        for case in CASES {
+            let measured = quietly_beside(case, &processes, || self.rows(arguments, case));
+            let (more, load) = match measured {
+                // The cases before it are a partial result.
+                Err(_) if vm::interrupted() => break,
+                measured => measured?,
+            };
+            rows.extend(more);
+            loads.push((case, load));
+            if vm::interrupted() {
+                break;
+            }
+            print_line(&format_args!(
+                "{case}: {}",
+                progress.advance(arguments.turns() as usize)
+            ));
+        }
+        Ok((rows, loads))
     }
 
     /// CPU seconds of the target's guest: user, nice, system, interrupts and soft interrupts. The network and Linux's target are in the
@@ -465,9 +518,7 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
     let mut rig = Rig::start(arguments)?;
     let kernel = rig.initiator.ok("uname -r")?.trim().to_owned();
     let before = rig.target_cpu()?;
-    let processes = [rig.target.process().id(), rig.initiator.process().id()];
-    // A repetition would take as long as the whole study.
-    let (rows, disturbance) = least_disturbed(&processes, 0, |_| (), || rig.rows(arguments))?;
+    let (rows, loads) = rig.all_rows(arguments)?;
     let target_cpu = match vm::interrupted() {
         true => None,
         false => Some(rig.target_cpu()? - before),
@@ -484,7 +535,7 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
     };
     let load = format!(
         "{}{emulated}, {}, guest Linux {kernel}; {}{}; two guests of {} virtual CPUs, a cable with packets of {} bytes; one session with a RAM disk of {} MiB, \
-         written before the measurement; {} a request, {} in flight; {} turns of {} ms. MaxRecvDataSegmentLength=131072 (declared), {}. \
+         {}; {} a request, {} in flight; {} turns of {} ms. MaxRecvDataSegmentLength=131072 (declared), {}. \
          {}Bars are medians of the turns; lines extend from the minimum to the maximum.",
         accelerator.word(),
         qemu_version(),
@@ -496,6 +547,7 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         arguments.cpus,
         arguments.mtu,
         arguments.size_mib,
+        arguments.content.describe(),
         arguments.bs,
         arguments.iodepth,
         arguments.repetitions,
@@ -515,8 +567,9 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         "target_cpu_seconds": target_cpu,
         "conditions": notes,
         "environment": environment,
-        "load": disturbance,
-        "disturbed": disturbance.is_disturbed(),
+        "load": loads.iter().map(|(_, load)| load).max_by(|one, other| one.sum().total_cmp(&other.sum())),
+        "loads": loads.iter().map(|(case, load)| json!({"case": case, "load": load})).collect::<Vec<_>>(),
+        "disturbed": loads.iter().any(|(_, load)| load.is_disturbed()),
         "rows": rows,
     });
     rig.initiator.kill()?;
@@ -525,22 +578,9 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
         rows,
         notes,
         accelerator,
-        disturbance,
+        loads,
         json,
     })
-}
-
-/// Returns the name and version of the installed QEMU.
-fn qemu_version() -> String {
-    let output = Command::new(vm::topology::QEMU).arg("--version").output();
-    let text = output.map_or_else(
-        |_| String::new(),
-        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
-    );
-    let mut words = text
-        .split_whitespace()
-        .skip_while(|word| *word != "version");
-    format!("QEMU {}", words.nth(1).unwrap_or("of unknown version"))
 }
 
 #[cfg(test)]
@@ -566,10 +606,16 @@ mod tests {
             ],
             notes: ["load".to_owned(), "host".to_owned()],
             accelerator: Accelerator::Tcg,
-            disturbance: Disturbance {
-                foreign_cpus: 1.5,
-                stolen_cpus: 0.0,
-            },
+            loads: vec![
+                ("read", Disturbance::default()),
+                (
+                    "write",
+                    Disturbance {
+                        foreign_cpus: 1.5,
+                        stolen_cpus: 0.0,
+                    },
+                ),
+            ],
             json: json!({}),
         };
         let chart = table.chart();
@@ -582,9 +628,9 @@ mod tests {
         assert_eq!(points(0), [Some((1.0, None)), Some((3.0, None))]);
         assert_eq!(points(1), [Some((2.0, Some(2.0))), None]);
         let text = table.text();
-        let disturbed = "was disturbed: others used 1.50 CPUs";
+        let disturbed = "write: disturbed: others used 1.50 CPUs";
         assert!(
-            text.contains("emulated") && text.contains(disturbed),
+            text.contains("emulated") && text.contains(disturbed) && !text.contains("read: dist"),
             "{text}"
         );
     }

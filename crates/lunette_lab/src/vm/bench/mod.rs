@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::job::{Job, JobContext, parse};
-use bench::run::cpu_of;
+use bench::run::{PROGRESS_MARK, cpu_of, environment, least_disturbed};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use signal_hook::consts::SIGINT;
@@ -24,6 +24,7 @@ use crate::idle_poll::IdlePoll;
 
 use super::copy::{copy_in, copy_out, run_script};
 use super::failed;
+use super::study::qemu_version;
 pub use job_text::{for_disks, with_overrides};
 use result::{CpuTimes, Measured};
 pub use result::{add_bins, quantile};
@@ -121,8 +122,9 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
             None => PathBuf::from(arguments.job.file_stem().unwrap_or_default()),
         }),
         words: None,
+        has_progress: true,
     };
-    let measured = in_guest(&load, &place, &state, &text).map_err(|error| {
+    let measured = with_origin(&load, &place, &state, &text).map_err(|error| {
         failed(error.context(format!(
             "guest {}: bench {}",
             arguments.name,
@@ -147,6 +149,33 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
             arguments.name
         ))),
     }
+}
+
+/// Runs the jobs once, and adds the conditions and the other load on the host to the result. Jobs may write and take long, so a disturbed
+/// run is not repeated.
+fn with_origin(load: &Load, place: &RuntimeFolder, state: &State, job: &str) -> Result<Measured> {
+    let processes: Vec<u32> = [state.qemu, state.daemon].into_iter().flatten().collect();
+    let run = || in_guest(load, place, state, job);
+    let (mut measured, other) = least_disturbed(&processes, 0, |_| (), run)?;
+    let mut kernel = Vec::new();
+    let socket = place.file(AGENT_SOCKET);
+    let release = "cat /proc/sys/kernel/osrelease";
+    run_script(&socket, release, &[], ExecInput::Nothing, &mut kernel)?;
+    let kernel = String::from_utf8_lossy(&kernel).trim().to_owned();
+    let emulated = match state.accelerator.as_str() {
+        "TCG" => " (emulated)",
+        _ => "",
+    };
+    let guest = format!(
+        "{}{emulated}, {}, guest Linux {kernel}, {} virtual CPUs, {} MiB; disks: {}",
+        state.accelerator,
+        qemu_version(),
+        state.cpus,
+        state.memory_mib,
+        state.topology
+    );
+    measured.set_origin(&guest, &environment(), &other, state.daemon.is_some());
+    Ok(measured)
 }
 
 /// Returns the job file's text with the overrides of the command line, after checking it.
@@ -178,17 +207,16 @@ fn job_file(arguments: &BenchArguments) -> Result<String, Failure> {
     Ok(text)
 }
 
-/// Checks that the jobs' devices are devices of the guest. A load generator would create a missing one as a regular file.
+/// Checks that the jobs' devices are block devices of the guest. A load generator would create a missing one as a regular file.
 fn check_devices(socket: &Path, guest: &str, devices: &[String]) -> Result<(), Failure> {
-    const SCRIPT: &str =
-        "for device; do [ -b \"$device\" ] || [ -c \"$device\" ] || echo \"$device\"; done";
+    const SCRIPT: &str = "for device; do [ -b \"$device\" ] || echo \"$device\"; done";
     let words: Vec<&str> = devices.iter().map(String::as_str).collect();
     let mut missing = Vec::new();
     run_script(socket, SCRIPT, &words, ExecInput::Nothing, &mut missing).map_err(failed)?;
     match String::from_utf8_lossy(&missing).lines().next() {
         None => Ok(()),
         Some(device) => Err(Failure::because(format!(
-            "guest {guest}: {device} is not a device; hint: lunette vm exec {guest} 'cat /proc/partitions'"
+            "guest {guest}: {device} is not a block device; hint: lunette vm exec {guest} 'cat /proc/partitions'"
         ))),
     }
 }
@@ -231,6 +259,8 @@ pub(super) struct Load {
     logs: Option<PathBuf>,
     /// Arguments of the generator in place of a job file.
     words: Option<String>,
+    /// Prints the rate and the remaining time meanwhile.
+    has_progress: bool,
 }
 
 impl Load {
@@ -240,6 +270,7 @@ impl Load {
             with: Generator::Lunette,
             logs: None,
             words: None,
+            has_progress: false,
         }
     }
 
@@ -284,7 +315,10 @@ pub(super) fn in_guest(
             match &load.words {
                 Some(words) => format!("{generator} {words} > result.json"),
                 // An early SIGINT is ignored until the generator has a handler.
-                None => format!("(trap '' INT; exec {generator} job.fio > result.json)"),
+                None => {
+                    let progress = if load.has_progress { " --progress" } else { "" };
+                    format!("(trap '' INT; exec {generator}{progress} job.fio > result.json)")
+                }
             }
         }
         Generator::Fio => {
@@ -331,7 +365,7 @@ fn watched(
         folder.path
     );
     let used = || [state.qemu, state.daemon].map(|pid| pid.and_then(cpu_of));
-    let (mut output, mut errors) = (Vec::new(), Vec::new());
+    let (mut output, mut errors) = (Vec::new(), ErrorLines::default());
     let (begin, before) = (Instant::now(), used());
     let is_over = AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
@@ -350,7 +384,7 @@ fn watched(
         ended
     })?;
     let (elapsed, after) = (begin.elapsed(), used());
-    let errors = String::from_utf8_lossy(&errors);
+    let errors = errors.errors();
     match ended {
         // A job with errors has a result too, which contains them.
         CommandEnd::Code(0) => {}
@@ -365,6 +399,44 @@ fn watched(
     }
     let spent = |at: usize| Some(after[at]?.saturating_sub(before[at]?));
     Ok((elapsed, spent(0), spent(1)))
+}
+
+/// Errors of a load generator. Lines of its progress are printed as they arrive.
+#[derive(Default)]
+struct ErrorLines {
+    errors: Vec<u8>,
+    /// Line without its end.
+    rest: Vec<u8>,
+}
+
+impl ErrorLines {
+    fn errors(mut self) -> String {
+        self.errors.append(&mut self.rest);
+        String::from_utf8_lossy(&self.errors).into_owned()
+    }
+}
+
+impl std::io::Write for ErrorLines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        for byte in bytes {
+            self.rest.push(*byte);
+            if *byte != b'\n' {
+                continue;
+            }
+            if self.rest.starts_with(PROGRESS_MARK.as_bytes()) {
+                let line = String::from_utf8_lossy(&self.rest);
+                print_line(&cli_common::printable(line.trim()));
+            } else {
+                self.errors.extend_from_slice(&self.rest);
+            }
+            self.rest.clear();
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
 }
 
 /// Sends SIGINT after an interruption, until the command is over. The first one may arrive before the generator has a handler.
@@ -428,4 +500,25 @@ fn seconds(nanos: Option<u64>) -> String {
         None => text.push('-'),
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write as _;
+
+    use super::*;
+
+    #[test]
+    fn progress_of_a_generator_is_no_error() {
+        let mut lines = ErrorLines::default();
+        for piece in [
+            "progress: 5 s, 7 IOPS, 5 s left\nguest-",
+            "bench: cannot read /dev/vda\n",
+            "progre",
+            "ss: 10 s, 7 IOPS, 0 s left\ncut",
+        ] {
+            lines.write_all(piece.as_bytes()).unwrap();
+        }
+        assert_eq!(lines.errors(), "guest-bench: cannot read /dev/vda\ncut");
+    }
 }

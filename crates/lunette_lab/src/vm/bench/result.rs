@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use bench::run::{Disturbance, Environment};
 use serde_json::{Value, json};
 use vm::running::State;
 
@@ -118,6 +119,28 @@ impl Measured {
         self.document["vm"]["interrupted"] == true
     }
 
+    /// Adds the conditions: the guest, the host and its other load. `has_daemon`: the process of the daemon is known.
+    pub fn set_origin(
+        &mut self,
+        guest: &str,
+        host: &Environment,
+        load: &Disturbance,
+        has_daemon: bool,
+    ) {
+        let around = &mut self.document["vm"];
+        around["conditions"] = json!([guest, format!("Host: {}.", host.provenance())]);
+        around["environment"] = json!(host);
+        around["load"] = json!(load);
+        around["disturbed"] = load.is_disturbed().into();
+        if load.is_disturbed() {
+            let daemon = match has_daemon {
+                true => "",
+                false => " (including a daemon that ran before)",
+            };
+            around["caution"] = format!("{}{daemon}", load.describe()).into();
+        }
+    }
+
     /// Number of jobs with an error.
     pub fn errors(&self) -> usize {
         let jobs = self.jobs().iter();
@@ -227,6 +250,11 @@ impl Measured {
         for line in lines {
             writeln!(text, "{line}").unwrap_or(());
         }
+        let caution = around["caution"].as_str().into_iter();
+        let conditions = around["conditions"].as_array().into_iter().flatten();
+        for line in caution.chain(conditions.filter_map(Value::as_str)) {
+            writeln!(text, "{line}").unwrap_or(());
+        }
         for log in around["logs"].as_array().into_iter().flatten() {
             writeln!(text, "log: {}", log.as_str().unwrap_or("-")).unwrap_or(());
         }
@@ -299,6 +327,38 @@ mod tests {
         let one_by_one = measured(&[job(0, 300, 1000, 1000), job(1, 100, 1000, 5000)]).totals();
         assert_eq!(one_by_one, both);
         assert!(measured(&[job(0, 300, 1000, 1000)]).totals().is_empty());
+    }
+
+    #[test]
+    fn the_table_has_guest_host_and_other_load() {
+        let load = |foreign_cpus| Disturbance {
+            foreign_cpus,
+            stolen_cpus: 0.0,
+        };
+        let table = |foreign_cpus, has_daemon| {
+            let mut measured = Measured {
+                document: json!({"jobs": [], "vm": {}}),
+            };
+            let host = Environment::default();
+            measured.set_origin(
+                "TCG (emulated), QEMU 7.2",
+                &host,
+                &load(foreign_cpus),
+                has_daemon,
+            );
+            assert_eq!(measured.json()["vm"]["disturbed"], foreign_cpus > 0.1);
+            measured.table()
+        };
+        let quiet = table(0.0, true);
+        assert!(
+            quiet.contains("QEMU 7.2") && quiet.contains("mitigations"),
+            "{quiet}"
+        );
+        assert!(!quiet.contains("disturbed"), "{quiet}");
+        let disturbed = table(0.5, false);
+        let wanted =
+            "disturbed: others used 0.50 CPUs, the hypervisor took 0.00 (including a daemon";
+        assert!(disturbed.contains(wanted), "{disturbed}");
     }
 
     #[test]

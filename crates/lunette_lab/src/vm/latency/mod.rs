@@ -528,3 +528,61 @@ fn all_seen(mean_ns: f64, requests: usize) -> Measured {
         of_requests: requests,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        arguments: LatencyArguments,
+    }
+
+    fn parsed(words: &[&str]) -> LatencyArguments {
+        let words = [&["latency"], words].concat();
+        <Words as clap::Parser>::parse_from(words).arguments
+    }
+
+    fn disk(words: &[&str]) -> String {
+        let guests = Guests::default();
+        let [load, _] = conditions(&parsed(words), &guests, &Environment::default());
+        load
+    }
+
+    #[test]
+    fn a_block_device_is_the_disk_of_each_transport() {
+        let arguments = parsed(&["--block", "/dev/nvme1n1", "--device", "qemu"]);
+        let ways = ways(&arguments, Transports::Both, "/folder");
+        let words = ways.iter().filter_map(|way| way.words.as_deref());
+        assert_eq!(
+            words.collect::<Vec<_>>(),
+            [
+                "blk:1,via=qemu,queues=1,backing=block:/dev/nvme1n1",
+                "scsi:1x1,via=qemu,queues=1,backing=block:/dev/nvme1n1"
+            ]
+        );
+        let wanted = "/dev/nvme1n1, written before the measurement";
+        assert!(disk(&["--block", "/dev/nvme1n1"]).contains(wanted));
+    }
+
+    #[test]
+    fn conditions_name_the_disk_and_its_content() {
+        let delayed = "a disk of 64M in memory that delays each I/O by 200us, written before";
+        assert!(disk(&["--delay", "200us"]).contains(delayed));
+        assert!(disk(&[]).contains("a disk of 64M in a file, written before"));
+        assert!(disk(&["--unwritten"]).contains("a disk of 64M in a file, never written"));
+    }
+
+    /// The plan of runs is that of the progress and of the estimate.
+    #[test]
+    fn runs_are_counted_for_each_transport_and_pattern() {
+        let runs = |words: &[&str]| parsed(words).effort().unwrap().runs;
+        // Warm-up, three of the application, three layers, KVM, matched requests and the host.
+        let blk = ["--transport", "blk", "--rw", "randread", "--polling", "no"];
+        assert_eq!(runs(&blk), 10);
+        assert_eq!(runs(&[&blk[..], &["--delay", "1ms"]].concat()), 9);
+        assert_eq!(runs(&[&blk[..], &["--device", "qemu"]].concat()), 11);
+        assert_eq!(runs(&["--rw", "randread,randwrite"]), 2 * 2 * (10 + 11));
+    }
+}

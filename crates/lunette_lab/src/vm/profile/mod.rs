@@ -13,7 +13,8 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use bench::run::Disturbance;
+use bench::run::{Disturbance, Environment, environment};
+use bench::study::Progress;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
@@ -25,7 +26,7 @@ use super::failed;
 use super::study::content::Content;
 use super::study::engine::{DiskFiles, study_folder, turn_time};
 use super::study::guest::{Planned, StudyGuest};
-use super::study::report::caution;
+use super::study::report::{caution, write_partial};
 use super::study::{DiskRoute, Setup, quietly};
 use crate::idle_poll::IdlePoll;
 use crate::image::parse_bytes;
@@ -114,8 +115,60 @@ pub struct Measured {
     pub host: Result<Profile, String>,
     pub around: GuestCounters,
     pub accelerator: String,
+    /// Accelerator, QEMU's version and kernel.
+    pub described: String,
     /// Other load on the machine.
     pub load: Disturbance,
+}
+
+/// Measured numbers of queues, with the conditions of the measurement.
+pub struct Profiles {
+    pub all: Vec<Measured>,
+    /// Guests and load, then the host.
+    pub notes: [String; 2],
+    pub environment: Environment,
+}
+
+impl Profiles {
+    fn new(arguments: &ProfileArguments, all: Vec<Measured>) -> Profiles {
+        let environment = environment();
+        let transport = match arguments.transport {
+            Transport::Blk => "virtio-blk",
+            Transport::Scsi => "virtio-scsi",
+        };
+        let load = format!(
+            "{}; {} {transport} disks of {} in files, {}, via {}; {}, {} a request, {} in flight of each disk, {} virtual CPUs; runs of {} s, {} \
+             samples per second and CPU.",
+            all.first().map_or("", |one| &one.described),
+            arguments.disks,
+            arguments.size,
+            arguments.content.describe(),
+            arguments.via,
+            arguments.rw,
+            arguments.bs,
+            arguments.iodepth,
+            arguments.smp,
+            arguments.time,
+            arguments.hertz
+        );
+        Profiles {
+            notes: [load, format!("Host: {}.", environment.provenance())],
+            all,
+            environment,
+        }
+    }
+
+    /// Reasons against the results.
+    pub fn cautions(&self) -> Vec<String> {
+        let disturbed = self.all.iter().filter(|one| one.load.is_disturbed());
+        let disturbed = disturbed.map(|one| {
+            let (name, load) = (counted(one.queues), one.load.describe());
+            format!("{name}: {load}: differences are less reliable.")
+        });
+        let accelerator = self.all.first().map_or("", |one| &one.accelerator);
+        let emulated = caution(accelerator).filter(|_| !self.all.is_empty());
+        disturbed.chain(emulated.map(str::to_owned)).collect()
+    }
 }
 
 pub fn run(arguments: &ProfileArguments) -> Outcome {
@@ -133,39 +186,39 @@ pub fn run(arguments: &ProfileArguments) -> Outcome {
         given => given.to_vec(),
     };
     let mut all = Vec::new();
+    let mut progress = Progress::new(queues.len());
     for count in queues {
         let measured = measure(arguments, count, time, &folder);
         if vm::interrupted() {
-            if !all.is_empty() {
-                writeln!(
-                    cli_common::stdout(),
-                    "{}",
-                    report::table(&all, arguments.top)
-                )?;
-            }
-            return Err(Failure::Interrupted);
+            return interrupted(&Profiles::new(arguments, all), arguments, &folder);
         }
         all.push(measured.map_err(failed)?);
+        let left = progress.advance(1);
+        print_line(&format_args!("{}: {left}", counted(count)));
     }
-    report::draw(&all, &folder).map_err(failed)?;
+    let profiles = Profiles::new(arguments, all);
+    let page = report::write(&profiles, arguments.top, &folder).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {
-        return Ok(writeln!(stdout, "{:#}", report::json(&all))?);
+        return Ok(writeln!(stdout, "{:#}", report::json(&profiles))?);
     }
-    writeln!(stdout, "{}", report::table(&all, arguments.top))?;
-    for measured in all.iter().filter(|measured| measured.load.is_disturbed()) {
-        let name = counted(measured.queues);
-        writeln!(stdout, "{name}: {}", measured.load.describe())?;
-    }
-    let accelerator = all.first().map_or("", |measured| &measured.accelerator);
-    if let Some(caution) = caution(accelerator) {
-        writeln!(stdout, "{caution}")?;
-    }
+    write!(stdout, "{}", report::text(&profiles, arguments.top))?;
     Ok(writeln!(
         stdout,
-        "flame graphs: {}/{{guest,host}}-N-queues.svg",
+        "page: {}\nflame graphs: {}/{{guest,host}}-N-queues.svg",
+        page.display(),
         folder.display()
     )?)
+}
+
+/// Prints and saves the profiles that an interrupted run has measured.
+fn interrupted(profiles: &Profiles, arguments: &ProfileArguments, folder: &Path) -> Outcome {
+    if !profiles.all.is_empty() {
+        let text = report::text(profiles, arguments.top);
+        write!(cli_common::stdout(), "{text}")?;
+        write_partial(folder, &report::json(profiles)).map_err(failed)?;
+    }
+    Err(Failure::Interrupted)
 }
 
 fn measure(
@@ -264,6 +317,7 @@ fn in_guest(
         host: on_host.map_err(|error| format!("{error:#}")),
         around: after.since(&before, &result),
         accelerator: guest.accelerator().to_owned(),
+        described: guest.describe()?,
         load: Disturbance::default(),
     })
 }
@@ -303,4 +357,66 @@ fn document(measured: &Measured) -> Value {
         },
         "around": measured.around.json(), "load": measured.load,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::figures::Exits;
+    use super::*;
+
+    fn measured(foreign_cpus: f64) -> Measured {
+        let document =
+            json!({"stacks": {"bench;submit": 9}, "idle": 1, "lost": 0, "has_kernel": true});
+        Measured {
+            queues: 1,
+            guest: Profile::of(&document).unwrap(),
+            host: Err("no permission".to_owned()),
+            around: GuestCounters {
+                interrupts: 1,
+                exits: Exits(Err("no KVM".to_owned())),
+                cpu: 10,
+                steal: 0,
+                requests: 2.0,
+                iops: 3.0,
+            },
+            accelerator: "TCG".to_owned(),
+            described: "TCG (emulated), QEMU 7.2, guest Linux 6.1".to_owned(),
+            load: Disturbance {
+                foreign_cpus,
+                stolen_cpus: 0.0,
+            },
+        }
+    }
+
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        arguments: ProfileArguments,
+    }
+
+    #[test]
+    fn each_table_page_and_picture_has_the_conditions() {
+        let arguments = <Words as clap::Parser>::parse_from(["profile", "--bs", "8k"]).arguments;
+        let profiles = Profiles::new(&arguments, vec![measured(0.7)]);
+        let folder = tempfile::tempdir().unwrap();
+        let page = report::write(&profiles, 3, folder.path()).unwrap();
+        let read = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+        let page = std::fs::read_to_string(page).unwrap();
+        let text = report::text(&profiles, 3);
+        for (name, document) in [
+            ("page", &page),
+            ("text", &text),
+            ("picture", &read("guest-1-queues.svg")),
+            ("JSON", &read("profile.json")),
+        ] {
+            for wanted in ["QEMU 7.2", "8k a request", "written before the measurement"] {
+                assert!(document.contains(wanted), "{name}: {wanted}: {document}");
+            }
+        }
+        for document in [&page, &text, &read("profile.json")] {
+            assert!(document.contains("mitigations"), "{document}");
+            assert!(document.contains("1 queue: disturbed: others used 0.70 CPUs"));
+            assert!(document.contains("emulated"));
+        }
+    }
 }

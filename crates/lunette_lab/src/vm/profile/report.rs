@@ -1,15 +1,16 @@
 //! Table, flame graphs and JSON of profiles.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use bench::report::columns;
-use bench::run::environment;
+use bench::study::{Page, write_file};
 use inferno::flamegraph;
 use serde_json::{Value, json};
 
 use super::figures::Profile;
-use super::{Measured, counted, document};
+use super::{Measured, Profiles, counted, document};
+use crate::vm::study::report::PARTIAL;
 
 /// Number of host functions in the table.
 const HOST_FUNCTIONS: usize = 8;
@@ -27,8 +28,18 @@ fn percent(share: f64) -> String {
     format!("{:.1} %", share * 100.0)
 }
 
+/// Tables, reasons against the results, and the conditions of the measurement.
+pub fn text(profiles: &Profiles, top: usize) -> String {
+    let mut text = table(&profiles.all, top);
+    text.push('\n');
+    for line in profiles.cautions().iter().chain(&profiles.notes) {
+        text.push_str(&format!("{line}\n"));
+    }
+    text
+}
+
 /// Table of the guests side by side, followed by the host.
-pub fn table(all: &[Measured], top: usize) -> String {
+fn table(all: &[Measured], top: usize) -> String {
     let heads: Vec<String> = all.iter().map(|one| counted(one.queues)).collect();
     let line = |name: &str, cell: &dyn Fn(&Measured) -> String| -> Vec<String> {
         let cells = all.iter().map(cell);
@@ -112,33 +123,39 @@ fn host(all: &[Measured], heads: &[String]) -> String {
     text
 }
 
-/// Writes the flame graphs and their profiles.
-pub fn draw(all: &[Measured], folder: &Path) -> Result<()> {
-    for one in all {
+/// Writes the flame graphs, their profiles and a page. Returns the path of the page.
+pub fn write(profiles: &Profiles, top: usize, folder: &Path) -> Result<PathBuf> {
+    for one in &profiles.all {
         let queues = one.queues;
-        graph(
-            &one.guest,
-            &format!("Guest, {}", counted(queues)),
-            &folder.join(format!("guest-{queues}-queues.svg")),
-        )?;
+        let draw = |profile: &Profile, place: &str| {
+            let title = format!("{place}, {}", counted(queues));
+            let name = format!("{}-{queues}-queues.svg", place.to_lowercase());
+            graph(profile, &title, &profiles.notes[0], &folder.join(name))
+        };
+        draw(&one.guest, "Guest")?;
         if let Ok(host) = &one.host
             && host.total() > 0
         {
-            graph(
-                host,
-                &format!("Host, {}", counted(queues)),
-                &folder.join(format!("host-{queues}-queues.svg")),
-            )?;
+            draw(host, "Host")?;
         }
     }
-    let path = folder.join("profile.json");
-    std::fs::write(&path, format!("{:#}\n", json(all)))
-        .with_context(|| format!("cannot write {}", path.display()))
+    let document = format!("{:#}\n", json(profiles));
+    write_file(folder, "profile.json", document.as_bytes())?;
+    std::fs::remove_file(folder.join(PARTIAL)).ok();
+    let page = Page {
+        title: "Functions of a guest with one queue and with several".to_owned(),
+        about: profiles.notes.to_vec(),
+        cautions: profiles.cautions(),
+        texts: vec![table(&profiles.all, top)],
+        ..Page::default()
+    };
+    write_file(folder, "report.html", page.html().as_bytes())
 }
 
-fn graph(profile: &Profile, title: &str, path: &Path) -> Result<()> {
+fn graph(profile: &Profile, title: &str, conditions: &str, path: &Path) -> Result<()> {
     let mut options = flamegraph::Options::default();
     title.clone_into(&mut options.title);
+    options.subtitle = Some(conditions.to_owned());
     "samples".clone_into(&mut options.count_name);
     let folded = profile.folded();
     let mut svg = Vec::new();
@@ -147,6 +164,7 @@ fn graph(profile: &Profile, title: &str, path: &Path) -> Result<()> {
     std::fs::write(path, svg).with_context(|| format!("cannot write {}", path.display()))
 }
 
-pub fn json(all: &[Measured]) -> Value {
-    json!({"environment": environment(), "runs": all.iter().map(document).collect::<Vec<_>>()})
+pub fn json(profiles: &Profiles) -> Value {
+    let runs: Vec<Value> = profiles.all.iter().map(document).collect();
+    json!({"environment": profiles.environment, "conditions": profiles.notes, "cautions": profiles.cautions(), "runs": runs})
 }

@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::{Path, PathBuf};
 
 use bench::chart::Chart;
-use bench::job::{Job, JobContext, parse};
+use bench::job::{Job, JobContext, Sizes, parse};
 use bench::matrix::{DEPTHS, MIXTURES, case_name};
 use bench::picture::Painter;
 use bench::study::{
@@ -323,6 +323,34 @@ fn draw_pictures(
 
 const CASES: &str = "75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.";
 
+/// Describes block sizes and depths of job files, such as `: 1 job, requests of 4 to 64 KiB, 4 in flight of each job`.
+fn requests(cases: &[Case]) -> Option<String> {
+    let text = cases.iter().find_map(|case| case.job_file.as_deref())?;
+    let jobs = JobContext::here(|here| parse("job", text, &Job::default(), here)).ok()?;
+    let sizes = || jobs.iter().flat_map(|job| &job.sizes[..2]);
+    let range = |least: u32, most: u32| match least == most {
+        true => format!("{least}"),
+        false => format!("{least} to {most}"),
+    };
+    let (least, most) = (
+        sizes().map(Sizes::min).min()?,
+        sizes().map(Sizes::max).max()?,
+    );
+    let bytes = match (least % 1024, most % 1024) {
+        (0, 0) => format!("{} KiB", range(least / 1024, most / 1024)),
+        _ => format!("{} bytes", range(least, most)),
+    };
+    let depths = || jobs.iter().map(|job| u32::from(job.iodepth));
+    let depth = range(depths().min()?, depths().max()?);
+    let count = match jobs.len() {
+        1 => "1 job".to_owned(),
+        count => format!("{count} jobs"),
+    };
+    Some(format!(
+        ": {count}, requests of {bytes}, {depth} in flight of each job"
+    ))
+}
+
 /// Describes disks and requests.
 fn load(arguments: &MatrixArguments) -> String {
     let disks = match (arguments.block.is_empty(), arguments.memory) {
@@ -335,7 +363,11 @@ fn load(arguments: &MatrixArguments) -> String {
         ),
     };
     let requests = match &arguments.job {
-        Some(file) => format!("the job file {}", file.display()),
+        Some(file) => {
+            let requests = cases(arguments).ok().and_then(|cases| requests(&cases));
+            let requests = requests.unwrap_or_default();
+            format!("the job file {}{requests}", file.display())
+        }
         None => "requests of 4 KiB".to_owned(),
     };
     format!(
@@ -429,4 +461,46 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         page.display(),
         study.folder.display()
     )?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        arguments: MatrixArguments,
+    }
+
+    /// The conditions are the subtitle of each picture.
+    #[test]
+    fn conditions_have_block_size_and_depth_of_the_job_file() {
+        let jobs = vm::workspace().join("contrib/jobs");
+        for (name, disks, wanted) in [
+            (
+                "four-disks.fio",
+                "4",
+                ": 1 job, requests of 4 to 64 KiB, 4 in flight of each job",
+            ),
+            (
+                "eight-disks.fio",
+                "8",
+                ": 8 jobs, requests of 4 KiB, 1 in flight of each job",
+            ),
+        ] {
+            let job = jobs.join(name).display().to_string();
+            let words = ["matrix", "--disks", disks, "--job", &job];
+            let arguments = <Words as clap::Parser>::parse_from(words).arguments;
+            let text = load(&arguments);
+            assert!(text.contains(wanted), "{text}");
+            assert!(text.contains("written before the measurement"), "{text}");
+        }
+        let fixed = Case {
+            job_file: Some("[a]\nrw=read\nbs=512\niodepth=7\n".to_owned()),
+            ..Case::default()
+        };
+        let wanted = ": 1 job, requests of 512 bytes, 7 in flight of each job";
+        assert_eq!(requests(&[fixed]).as_deref(), Some(wanted));
+    }
 }

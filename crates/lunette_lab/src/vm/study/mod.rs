@@ -13,6 +13,7 @@ mod results;
 mod series;
 
 use std::borrow::Cow;
+use std::process::Command;
 
 use bench::run::{Disturbance, least_disturbed};
 use bench::study::Variant;
@@ -60,9 +61,31 @@ pub fn quietly<T>(
     guest: &guest::StudyGuest,
     measure: impl FnMut() -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Disturbance)> {
+    quietly_beside(title, &guest.processes(), measure)
+}
+
+/// Same as [`quietly`], with the processes of several guests.
+pub fn quietly_beside<T>(
+    title: &str,
+    processes: &[u32],
+    measure: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<(T, Disturbance)> {
     let retries = if vm::interrupted() { 0 } else { RETRIES };
     let note = |load: &Disturbance| print_line(&format_args!("{title}: {}", load.describe()));
-    least_disturbed(&guest.processes(), retries, note, measure)
+    least_disturbed(processes, retries, note, measure)
+}
+
+/// Returns the name and version of the installed QEMU.
+pub fn qemu_version() -> String {
+    let output = Command::new(vm::topology::QEMU).arg("--version").output();
+    let text = output.map_or_else(
+        |_| String::new(),
+        |output| String::from_utf8_lossy(&output.stdout).into_owned(),
+    );
+    let mut words = text
+        .split_whitespace()
+        .skip_while(|word| *word != "version");
+    format!("QEMU {}", words.nth(1).unwrap_or("of unknown version"))
 }
 
 /// Work of a study.

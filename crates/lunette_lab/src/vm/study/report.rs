@@ -317,4 +317,45 @@ mod tests {
             assert_eq!(Class::of(Interval { value, low, high }), class);
         }
     }
+
+    #[test]
+    fn a_document_has_conditions_environment_and_method() {
+        let variants = ["host", "slow"].map(|name| bench::study::Variant {
+            name: name.to_owned(),
+            settings: Vec::new(),
+        });
+        let runs = [run("host", 0, 200.0), run("slow", 0, 100.0)];
+        let report = Report {
+            runs: &runs,
+            variants: variants.iter().collect(),
+            cases: vec!["c".to_owned()],
+            notes: vec!["TCG, 1 turn".to_owned(), "Host: Linux.".to_owned()],
+        };
+        let environment = Environment {
+            kernel: "Linux 6.1".to_owned(),
+            mitigations: Some(3),
+            ..Environment::default()
+        };
+        let header = json!({"accelerator": "TCG", "guest": "QEMU 7.2", "environment": environment});
+        let document = json(&report, &header, Some("host"));
+        assert_eq!(document["conditions"][0], "TCG, 1 turn");
+        assert_eq!(document["environment"]["kernel"], "Linux 6.1");
+        assert_eq!(document["environment"]["mitigations"], 3);
+        assert_eq!(document["method"], METHOD);
+        assert_eq!(document["cells"][1]["of_first"]["value"], 0.5);
+    }
+
+    #[test]
+    fn a_complete_result_replaces_the_partial_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let names = || {
+            let entries = std::fs::read_dir(folder.path()).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name());
+            names.collect::<Vec<_>>()
+        };
+        write_partial(folder.path(), &json!({"studies": [1]})).unwrap();
+        assert_eq!(names(), [PARTIAL]);
+        write_json(folder.path(), &json!({"studies": [1, 2]})).unwrap();
+        assert_eq!(names(), [RESULT]);
+    }
 }
