@@ -126,7 +126,7 @@ fn every_domain_has_its_recorded_command_line() {
         );
         domains += 1;
     }
-    assert!(domains >= 21, "{domains}");
+    assert!(domains >= 32, "{domains}");
 }
 
 fn command_line(devices: &str, machine: &str) -> (String, Vec<String>) {

@@ -139,17 +139,30 @@ impl<'d> Parts<'_, 'd> {
         if self.boots.is_empty() && !has_order {
             self.boots.push("hd".to_owned());
         }
-        let mut menu = String::new();
+        self.boot_options(os);
+    }
+
+    /// Reads the boot menu, and the time after which the firmware boots again without a bootable device.
+    fn boot_options(&mut self, os: Node<'d, 'd>) {
+        let reader = self.reader;
+        let (mut menu, mut splash, mut reboot) = (String::new(), String::new(), String::new());
         if let Some(element) = reader.candidates(os, "bootmenu").next()
             && let Some(is_on) = reader.parsed(element, "enable", yes_no)
         {
             reader.take(element);
             menu = format!("menu={},", on_off(is_on));
             if let Some(time) = reader.parsed(element, "timeout", number).filter(|_| is_on) {
-                menu.push_str(&format!("splash-time={time},"));
+                splash = format!("splash-time={time},");
             }
         }
-        self.set("-boot", format!("{menu}strict=on"));
+        if let Some(bios) = reader.candidates(os, "bios").next() {
+            let time = |text: &str| text.parse().ok().filter(|time| (-1..=65535).contains(time));
+            if let Some(time) = reader.parsed(bios, "rebootTimeout", time) {
+                reader.take(bios);
+                reboot = format!("reboot-timeout={time},");
+            }
+        }
+        self.set("-boot", format!("{menu}{reboot}{splash}strict=on"));
     }
 
     fn set(&mut self, option: &str, value: String) {

@@ -617,6 +617,8 @@ impl<'d> Parts<'_, 'd> {
                 let device = self.pci_device(node, "i6300esb,id=watchdog0");
                 found.add("-device", device);
             }
+            // An ISA device.
+            (Some("ib700"), _) => found.add("-device", "ib700,id=watchdog0"),
             // Part of the chipset, which ignores the watchdog by default.
             (Some("itco"), MachineType::Q35) => found.add("-global", "ICH9-LPC.noreboot=off"),
             _ => return,
