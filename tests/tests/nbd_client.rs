@@ -211,7 +211,16 @@ fn filters_of_nbdkit_are_respected() -> Result<()> {
     verifier.check_all(&mut one.queue)?;
     drop(one);
     kill_under_load(&mut server, &near, Duration::ZERO)?;
-    drop(near);
+    // nbdkit keeps the size that a connection began with.
+    let mut one = queue(&near)?;
+    ensure!(one.queue.write(0, &[1; 4096])? == status::OK);
+    let file = server.scratch.file("served.raw");
+    let file = std::fs::File::options().write(true).open(file)?;
+    file.set_len(40 * MIB)?;
+    near.daemon.lunette(&["disk", "resize", "r"])?;
+    ensure!(one.queue.write(39 * MIB, &[7; 4096])? == status::OK);
+    ensure!(one.queue.flush()? == status::OK);
+    drop((one, near));
 
     let failing = Server::start(&[
         "nbdkit",
