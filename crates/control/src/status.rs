@@ -247,7 +247,7 @@ pub struct ExportStatus {
     /// Durations of the stops of virtqueues since the start of the daemon; absent before the first one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queue_stops: Option<QueueStops>,
-    /// Reason why no client can use the export as configured.
+    /// Reason why no client can use the export as configured, or another condition that an administrator should correct.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub warning: Option<String>,
 }

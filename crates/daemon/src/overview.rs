@@ -271,6 +271,8 @@ impl Overview {
                 None => export.luns().unwrap_or_default().iter().map(lun).collect(),
             },
         };
-        live.config.exports().map(&mut status).collect()
+        let mut exports: Vec<ExportStatus> = live.config.exports().map(&mut status).collect();
+        exports::warn_of_shared_nexuses(live.config.exports(), &mut exports);
+        exports
     }
 }

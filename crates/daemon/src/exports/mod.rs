@@ -24,6 +24,7 @@ use scsi_exec::{Hold, Units};
 use crate::chap_users::read_chap_users;
 use crate::disks::Disks;
 pub(crate) use iscsi::server_limits;
+pub(crate) use vhost_scsi::warn_of_shared_nexuses;
 
 use crate::objects::{Servers, Transports};
 use crate::running::Inherited;
