@@ -30,11 +30,19 @@ namespaces = []
 cgroup_controllers = []
 "#;
 
-/// Starts libvirtd with mounts over the folders of the system's libvirt. It needs a user that only a package of Debian creates.
+/// Starts libvirtd with mounts over the folders of the system's libvirt. A folder that the system does not have exists in this namespace only.
+/// libvirtd needs a user that only a package of Debian creates.
 const SCRIPT: &str = r#"hostname "$NAME"
+mkdir -p "$FOLDER/upper" && mount -t tmpfs tmpfs "$FOLDER/upper" || exit 1
 for folder in run lib cache log etc; do
-    case $folder in run) to=/run/libvirt ;; etc) to=/etc/libvirt ;; *) to=/var/$folder/libvirt ;; esac
-    mkdir -p "$to" "$FOLDER/$folder" && mount --bind "$FOLDER/$folder" "$to" || exit 1
+    case $folder in run|etc) parent=/$folder ;; *) parent=/var/$folder ;; esac
+    mkdir -p "$FOLDER/$folder"
+    if [ ! -d "$parent/libvirt" ]; then
+        upper="$FOLDER/upper/$folder" work="$FOLDER/upper/work-$folder"
+        mkdir -p "$upper/libvirt" "$work"
+        mount -t overlay -o "userxattr,lowerdir=$parent,upperdir=$upper,workdir=$work" overlay "$parent" || exit 1
+    fi
+    mount --bind "$FOLDER/$folder" "$parent/libvirt" || exit 1
 done
 for file in passwd group; do
     cp "/etc/$file" "$FOLDER/$file"
