@@ -18,6 +18,8 @@ mod deaths;
 mod growth;
 #[path = "migration/marks.rs"]
 mod marks;
+#[path = "migration/table.rs"]
+mod table;
 
 use growth::Resources;
 
@@ -38,15 +40,22 @@ fn machine(sockets: &[PathBuf], rings: &[&str]) -> GuestBuilder {
 struct Sides {
     sockets: [Vec<PathBuf>; 2],
     rings: &'static [&'static str],
+    /// Kinds of the disks at the sockets, for [`table`].
+    kinds: &'static [&'static str],
     /// The guest has a plugged memory module.
     has_module: bool,
 }
 
 impl Sides {
-    fn new(sockets: [Vec<PathBuf>; 2], rings: &'static [&'static str]) -> Sides {
+    fn new(
+        sockets: [Vec<PathBuf>; 2],
+        rings: &'static [&'static str],
+        kinds: &'static [&'static str],
+    ) -> Sides {
         Sides {
             sockets,
             rings,
+            kinds,
             has_module: false,
         }
     }
@@ -135,9 +144,11 @@ fn migrates(
             }
         }
         if downtimes.len() == count {
-            for (rig, before) in rigs.iter_mut().zip(before.drain(..)) {
-                before?.ensure_no_growth(rig)?;
-            }
+            let pairs = rigs.iter_mut().zip(before.drain(..)).map(|(rig, before)| {
+                let before: Resources = before?;
+                Ok((before, before.ensure_no_growth(rig)?))
+            });
+            table::print_growth(&pairs.collect::<Result<Vec<_>>>()?);
             last.take().map_or(Ok(()), |last| last(guest))?;
         }
         if let Err(error) = loads.verify(guest) {
@@ -151,22 +162,10 @@ fn migrates(
     }
     kernel_is_content(guest)?;
     downtimes.sort_unstable();
-    let quantile = |percent: usize| downtimes[(count - 1) * percent / 100];
+    let quantile = |percent: usize| downtimes[(count * percent).div_ceil(100) - 1];
     let (p50, p99) = (quantile(50), quantile(99));
     println!("{disks:?}: {count} migrations, downtime p50 {p50:?}, p99 {p99:?}");
-    for rig in rigs {
-        let status: Value = serde_json::from_str(&rig.daemon.lunette(&["status", "--json"])?)?;
-        let exports = status["exports"].as_array().context("exports")?;
-        let stops = exports
-            .iter()
-            .filter(|export| export["queue_stops"].is_object());
-        let stops: Vec<_> = stops
-            .map(|export| (&export["name"], &export["queue_stops"]))
-            .collect();
-        println!("{disks:?}: {stops:?}");
-        ensure!(stops.len() >= 2, "{status}");
-    }
-    Ok(())
+    table::print_stops(sides, rigs, count)
 }
 
 /// Waits until the daemons have no other sessions than those of the guest.
@@ -214,7 +213,11 @@ fn guest_migrates_between_exports_of_one_daemon() -> Result<()> {
     let sides = sides.map(|names| names.map(|name| rig.socket(name)).to_vec());
     let sides = Sides {
         has_module: true,
-        ..Sides::new(sides, &["packed=off"])
+        ..Sides::new(
+            sides,
+            &["packed=off"],
+            &["file, blk, split", "file, scsi, split"],
+        )
     };
     let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
@@ -327,7 +330,15 @@ fn guest_migrates_between_two_daemons() -> Result<()> {
     const DISKS: [&str; 4] = ["vda", "vdb", "sda", "sdb"];
     let (_folder, mut first, mut second) = two_daemons()?;
     let sides = [&first, &second].map(|rig| ["d", "e", "c"].map(|name| rig.socket(name)).to_vec());
-    let sides = Sides::new(sides, &["packed=on", "packed=off"]);
+    let sides = Sides::new(
+        sides,
+        &["packed=on", "packed=off"],
+        &[
+            "file, blk, packed",
+            "qcow2, blk, split",
+            "file and qcow2, scsi, split",
+        ],
+    );
     let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
     let loads = Loads::start(&mut guest, &DISKS, 1)?;
@@ -380,7 +391,14 @@ fn guest_migrates_between_two_daemons_with_rbd_images() -> Result<()> {
     let mut first = Rig::new(describe)?;
     let mut second = first.beside(describe)?;
     let sides = [&first, &second].map(|rig| ["d1", "c"].map(|name| rig.socket(name)).to_vec());
-    let sides = Sides::new(sides, &["packed=on"]);
+    let sides = Sides::new(
+        sides,
+        &["packed=on"],
+        &[
+            "RBD with lock=while-active, blk, packed",
+            "RBD with lock=cooperative, scsi, split",
+        ],
+    );
     let mut guest = sides.machine(0).boot()?;
     guest.wait_for_disks(&DISKS)?;
     let rigs = &mut [&mut first, &mut second];
@@ -450,45 +468,56 @@ fn queues_served(rig: &Rig) -> Result<usize> {
 }
 
 /// Hosts without shared storage: first the disks `d` and `n` move to the daemon of the destination, over iSCSI and NBD. Then both sides use
-/// them there. The disk `e` is on shared storage. The source's daemon is killed and started again while memory is copied, that of the
-/// destination after the switch.
+/// them there. `n` was in the memory of the source's daemon. The disk `e` is on shared storage, and both daemons have a session with the unit
+/// of the disk `u`. The source's daemon is killed and started again while memory is copied, that of the destination after the switch.
 #[test]
 fn guest_and_its_disks_move_to_another_daemon() -> Result<()> {
     const TARGET: &str = "iqn.2026-11.org.example:d";
-    const EXPORTS: [&str; 3] = ["d", "n", "e"];
-    const DISKS: [&str; 3] = ["vda", "vdb", "vdc"];
+    const UNIT: &str = "iqn.2026-11.org.example:u";
+    const EXPORTS: [&str; 4] = ["d", "n", "e", "u"];
+    const DISKS: [&str; 4] = ["vda", "vdb", "vdc", "vdd"];
     let (portal, nbd) = (free_portal()?.to_string(), free_portal()?.to_string());
+    let storage = free_portal()?.to_string();
+    let unit = format!("u=iscsi://{storage}/{UNIT}/0,serial=SHARED-4,wwn=5000000000000004");
     let shared = tempfile::NamedTempFile::with_suffix(".raw")?;
     shared.as_file().set_len(32 << 20)?;
     let shared = shared_disk(shared.path(), "e", 3);
-    let exports = |daemon: DaemonBuilder, size: &str| {
-        let moved = |number: u8, name: &str| {
-            format!(
-                "{name}=file:{name}.raw{size},serial=MOVED-{number},wwn=500000000000000{number}"
-            )
+    let exports = |daemon: DaemonBuilder, n: &str| {
+        let moved = |number: u8, disk: &str| {
+            format!("{disk},serial=MOVED-{number},wwn=500000000000000{number}")
         };
-        let daemon = daemon.disk(&moved(1, "d")).disk(&moved(2, "n"));
-        let daemon = daemon.disk(&shared);
+        let daemon = daemon.disk(&moved(1, "d=file:d.raw,size=32M"));
+        let daemon = daemon.disk(&moved(2, n)).disk(&shared).disk(&unit);
         EXPORTS
             .iter()
             .fold(daemon, |daemon, name| daemon.vhost_blk(name))
     };
-    let mut source = Rig::prepared(|scratch, daemon| {
-        for file in ["d.raw", "n.raw"] {
-            std::fs::write(scratch.file(file), vec![0; 32 << 20])?;
-        }
-        Ok(exports(daemon, ""))
+    let storage = Rig::new(|daemon| {
+        let target = format!("{UNIT}=s");
+        let iscsi = [
+            "--iscsi",
+            &target,
+            "--portal",
+            &storage,
+            "--demo-mode",
+            "rw",
+        ];
+        daemon.disk("s=ram:16M").arguments(iscsi)
     })?;
-    let mut destination = source.beside(|daemon| {
+    let mut source = storage.beside(|daemon| exports(daemon, "n=ram:32M"))?;
+    let mut destination = storage.beside(|daemon| {
         let target = format!("{TARGET}=d");
         let iscsi = ["--iscsi", &target, "--portal", &portal, "--demo-mode", "rw"];
         let export = format!("n:{nbd},name=nbd-n,export_name=n");
-        let daemon = exports(daemon, ",size=32M");
+        let daemon = exports(daemon, "n=file:n.raw,size=32M,cache=writethrough");
         daemon.arguments(iscsi).arguments(["--nbd", &export])
     })?;
     let machine = |rig: &Rig| {
         let sockets = EXPORTS.map(|name| rig.socket(name));
-        machine(&sockets, &["packed=off", "packed=on", "packed=off"])
+        machine(
+            &sockets,
+            &["packed=off", "packed=on", "packed=off", "packed=on"],
+        )
     };
     let (from, to) = (machine(&source), machine(&destination));
     let mut guest = from.boot()?;
@@ -496,7 +525,7 @@ fn guest_and_its_disks_move_to_another_daemon() -> Result<()> {
     let loads = Loads::start(&mut guest, &DISKS, 1)?;
     for (disk, copy) in [
         ("d", format!("iscsi://{portal}/{TARGET}/0")),
-        ("n", format!("nbd://{nbd}/n")),
+        ("n", format!("nbd://{nbd}/n,cache=writethrough")),
     ] {
         let mirror = ["disk", "mirror", disk, &copy, "--switch", "--wait"];
         source.daemon.lunette(&mirror)?;
@@ -519,7 +548,7 @@ fn guest_and_its_disks_move_to_another_daemon() -> Result<()> {
     loads.verify(&mut guest)?;
     kernel_is_content(&mut guest)?;
     guest.kill()?;
-    drop(destination);
+    drop((source, destination));
     Ok(())
 }
 

@@ -9,11 +9,11 @@ const HEAP_KIB: u64 = 4 << 10;
 /// Resources of a daemon.
 #[derive(Clone, Copy, Debug)]
 pub struct Resources {
-    descriptors: usize,
+    pub descriptors: usize,
     /// Anonymous resident memory.
-    heap_kib: u64,
+    pub heap_kib: u64,
     /// Mapped memory of guests, with logs and records of requests in flight.
-    mapped: u64,
+    pub mapped: u64,
 }
 
 impl Resources {
@@ -40,8 +40,8 @@ impl Resources {
         })
     }
 
-    /// Fails if a daemon has more resources than at this time. Sessions of earlier front ends may still end.
-    pub fn ensure_no_growth(self, rig: &mut Rig) -> Result<()> {
+    /// Fails if a daemon has more resources than at this time. Sessions of earlier front ends may still end. Returns the resources.
+    pub fn ensure_no_growth(self, rig: &mut Rig) -> Result<Resources> {
         let mut now = Resources::of(rig)?;
         vm::wait_until(LIMIT, || {
             now = Resources::of(rig).ok()?;
@@ -49,9 +49,8 @@ impl Resources {
             has_ended.then_some(())
         })
         .with_context(|| format!("descriptors or mappings: {self:?}, {now:?}"))?;
-        println!("resources: {self:?}, {now:?}");
         let limit = self.heap_kib + HEAP_KIB;
         ensure!(now.heap_kib <= limit, "heap: {self:?}, {now:?}");
-        Ok(())
+        Ok(now)
     }
 }
