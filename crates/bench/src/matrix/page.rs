@@ -10,7 +10,7 @@ use super::{DEPTHS, MIXTURES, case_name, polling};
 use crate::chart::{Chart, Series};
 use crate::picture::Painter;
 use crate::run::spread;
-use crate::study::{self, Page, Report, Run, Variant, draw, write_file};
+use crate::study::{self, METHOD, Page, Report, Run, Variant, draw, write_file};
 
 /// Writes the page, and each chart as SVG and PNG next to it. Returns all paths.
 pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
@@ -33,7 +33,12 @@ pub fn report(study: &Study, page: &Path) -> Result<Vec<PathBuf>> {
     };
     let mut contents = Page {
         title: "Which transport, how many workers and queues".to_owned(),
-        about: report.notes.clone(),
+        about: report
+            .notes
+            .iter()
+            .cloned()
+            .chain([format!("Conclusions: {METHOD}.")])
+            .collect(),
         advice: advice(study, &report),
         ..Page::default()
     };
@@ -277,6 +282,7 @@ mod tests {
         let html = std::fs::read_to_string(&page).unwrap();
         assert_eq!(html.matches("<svg").count(), 6);
         assert_eq!(html.matches("<table").count(), 6);
+        assert!(html.contains("Conclusions: paired t-test"));
         assert!(html.contains("Least CPU per I/O: blk, 1 worker, 1 queue, 1.50 us."));
         let html = html.replace("&lt;script src=http://evil&gt;", "");
         assert!(!html.contains("evil") && !html.contains("<script"));

@@ -81,6 +81,8 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
             "Polling or not: not compared, because the study was interrupted; the same command continues it.".to_owned(),
         ];
     }
+    // Rate and CPU time of each case share the probability of an error.
+    let number = 2 * cases.len();
     let mut sentences = Vec::new();
     let (mut pays, mut costs, mut few) = (Vec::new(), Vec::new(), false);
     let mut unsure: Vec<u32> = Vec::new();
@@ -93,7 +95,7 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
                 .iter()
                 .map(|[with, without]| (value(with), value(without)));
             let values: Vec<(f64, f64)> = values.collect();
-            let comparison = Comparison::of(&values, 1)?;
+            let comparison = Comparison::of(&values, number)?;
             let (with, without): (Vec<f64>, Vec<f64>) = values.into_iter().unzip();
             Some((spread(&with).median, spread(&without).median, comparison))
         };

@@ -361,16 +361,11 @@ pub fn run(arguments: &StudyArguments) -> Outcome {
     let named = STUDIES
         .iter()
         .find(|study| Some(study.name) == arguments.name.as_deref());
+    let accelerator = Accelerator::detect().map_err(failed)?;
     let Some(study) = named else {
-        let mut stdout = cli_common::stdout();
-        for study in &STUDIES {
-            writeln!(stdout, "{:<14} {}", study.name, study.title)?;
-            writeln!(stdout, "{:<14} {}", "", study.source)?;
-        }
-        return Ok(());
+        return list(accelerator, &arguments.folder);
     };
     vm::watch().map_err(failed)?;
-    let accelerator = Accelerator::detect().map_err(failed)?;
     let replay = Replay::new(study, arguments.quick, &arguments.folder, accelerator)?;
     if arguments.plan {
         let mut stdout = cli_common::stdout();
@@ -388,6 +383,26 @@ pub fn run(arguments: &StudyArguments) -> Outcome {
         true => Err(Failure::Interrupted),
         false => Ok(()),
     }
+}
+
+/// Prints the studies with their estimated durations on this machine.
+fn list(accelerator: Accelerator, folder: &Path) -> Outcome {
+    let mut stdout = cli_common::stdout();
+    for study in &STUDIES {
+        let minutes = |quick| {
+            let replay = Replay::new(study, quick, folder, accelerator)?;
+            Ok::<f64, Failure>((replay.estimate / 60.0).max(0.1))
+        };
+        let (quick, whole) = (minutes(true)?, minutes(false)?);
+        writeln!(stdout, "{:<14} {}", study.name, study.title)?;
+        writeln!(stdout, "{:<14} {}", "", study.source)?;
+        writeln!(
+            stdout,
+            "{:<14} about {whole:.0} min, with --quick {quick:.1} min",
+            ""
+        )?;
+    }
+    Ok(())
 }
 
 /// Waits for the end of a command. Forwards the signal of an interruption, after which the command saves its results and ends.
