@@ -269,14 +269,16 @@ pub fn allowed_retries(wanted: u32) -> u32 {
 }
 
 /// Measures with `measure`, and repeats a disturbed measurement up to `retries` times. Returns the least disturbed one. The CPU time of
-/// `devices`, of this process and of its ended children is no disturbance.
+/// `devices`, of this process and of its ended children is no disturbance. After an interruption nothing is repeated, and an interrupted
+/// repetition does not count, because its result is incomplete.
 ///
 /// # Errors
-/// The first error of a measurement.
+/// The first error of a measurement, except that of an interrupted repetition.
 pub fn least_disturbed<T>(
     devices: &[u32],
     retries: u32,
     note: impl Fn(&Disturbance),
+    is_interrupted: impl Fn() -> bool,
     mut measure: impl FnMut() -> Result<T>,
 ) -> Result<(T, Disturbance)> {
     let watched = || -> Result<(T, Disturbance)> {
@@ -295,21 +297,26 @@ pub fn least_disturbed<T>(
             },
         ))
     };
-    quietest(allowed_retries(retries), note, watched)
+    quietest(allowed_retries(retries), note, is_interrupted, watched)
 }
 
 fn quietest<T>(
     retries: u32,
     note: impl Fn(&Disturbance),
+    is_interrupted: impl Fn() -> bool,
     mut measure: impl FnMut() -> Result<(T, Disturbance)>,
 ) -> Result<(T, Disturbance)> {
     let mut best = measure()?;
     for _ in 0..retries {
-        if !best.1.is_disturbed() {
+        if !best.1.is_disturbed() || is_interrupted() {
             break;
         }
         note(&best.1);
-        let again = measure()?;
+        let again = measure();
+        if is_interrupted() {
+            break;
+        }
+        let again = again?;
         if again.1.sum() < best.1.sum() {
             best = again;
         }
@@ -376,13 +383,39 @@ mod tests {
                     },
                 ))
             };
-            let (number, load) = quietest(retries, |_| {}, measure).unwrap();
+            let (number, load) = quietest(retries, |_| {}, || false, measure).unwrap();
             (number, load.is_disturbed())
         };
         assert_eq!(measured(&[0.05], 2), (1, false));
         assert_eq!(measured(&[1.0, 0.02], 2), (2, false));
         assert_eq!(measured(&[1.0, 0.4, 0.9], 2), (2, true));
         assert_eq!(measured(&[1.0], 0), (1, true));
+    }
+
+    #[test]
+    fn an_interrupted_repetition_does_not_replace_the_measurement() {
+        let measured = |interrupted_at: u32, has_failed: bool| {
+            let number = std::cell::Cell::new(0);
+            let is_interrupted = || number.get() >= interrupted_at;
+            let measure = || {
+                number.set(number.get() + 1);
+                anyhow::ensure!(!has_failed || !is_interrupted(), "interrupted");
+                let load = Disturbance {
+                    foreign_cpus: 1.0 / f64::from(number.get()),
+                    stolen_cpus: 0.0,
+                };
+                Ok((number.get(), load))
+            };
+            let found = quietest(2, |_| {}, is_interrupted, measure);
+            (found.ok().map(|(found, _)| found), number.get())
+        };
+        for has_failed in [false, true] {
+            assert_eq!(measured(9, has_failed), (Some(3), 3));
+            assert_eq!(measured(3, has_failed), (Some(2), 3));
+            assert_eq!(measured(2, has_failed), (Some(1), 2));
+        }
+        assert_eq!(measured(1, false), (Some(1), 1));
+        assert_eq!(measured(1, true), (None, 1));
     }
 
     #[test]

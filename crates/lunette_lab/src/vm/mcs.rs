@@ -475,14 +475,7 @@ impl Rig {
         let (mut rows, mut loads) = (Vec::new(), Vec::new());
         let mut progress = Progress::new(CASES.len() * arguments.turns() as usize);
         for case in CASES {
-            let mut found = Vec::new();
-            let measured = quietly_beside(case, &processes, || {
-                // The rows of an interrupted case are not measured again.
-                if found.is_empty() || !vm::interrupted() {
-                    found = self.rows(arguments, case)?;
-                }
-                Ok(found.clone())
-            });
+            let measured = quietly_beside(case, &processes, || self.rows(arguments, case));
             let (more, load) = match measured {
                 // The cases before it are a partial result.
                 Err(_) if vm::interrupted() => break,

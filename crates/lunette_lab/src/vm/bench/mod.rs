@@ -154,13 +154,14 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
 /// Runs the jobs once, and adds the conditions and the other load on the host to the result. Jobs may write and take long, so a disturbed
 /// run is not repeated.
 fn with_origin(load: &Load, place: &RuntimeFolder, state: &State, job: &str) -> Result<Measured> {
-    let processes: Vec<u32> = [state.qemu, state.daemon].into_iter().flatten().collect();
-    let run = || in_guest(load, place, state, job);
-    let (mut measured, other) = least_disturbed(&processes, 0, |_| (), run)?;
+    // Before the jobs, so that a guest that ends after them does not cost their result.
     let mut kernel = Vec::new();
     let socket = place.file(AGENT_SOCKET);
     let release = "cat /proc/sys/kernel/osrelease";
     run_script(&socket, release, &[], ExecInput::Nothing, &mut kernel)?;
+    let processes: Vec<u32> = [state.qemu, state.daemon].into_iter().flatten().collect();
+    let run = || in_guest(load, place, state, job);
+    let (mut measured, other) = least_disturbed(&processes, 0, |_| (), vm::interrupted, run)?;
     let kernel = String::from_utf8_lossy(&kernel).trim().to_owned();
     let emulated = match state.accelerator.as_str() {
         "TCG" => " (emulated)",

@@ -70,9 +70,8 @@ pub fn quietly_beside<T>(
     processes: &[u32],
     measure: impl FnMut() -> anyhow::Result<T>,
 ) -> anyhow::Result<(T, Disturbance)> {
-    let retries = if vm::interrupted() { 0 } else { RETRIES };
     let note = |load: &Disturbance| print_line(&format_args!("{title}: {}", load.describe()));
-    least_disturbed(processes, retries, note, measure)
+    least_disturbed(processes, RETRIES, note, vm::interrupted, measure)
 }
 
 /// Returns the name and version of the installed QEMU.
