@@ -342,7 +342,11 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 2).ok());
     let mut session = login.context("no login under the profile")?;
     for lun in 0..3 {
-        while session.command_on(lun, &[0; 6], None, 0)?.status != 0 {}
+        let ready = wait_until(SOON, || {
+            let done = session.command_on(lun, &[0; 6], None, 0).ok()?;
+            (done.status == 0).then_some(())
+        });
+        ready.with_context(|| format!("LUN {lun} is not ready"))?;
         let done = session.command_on(lun, &write, Some(&[0x5a; 1024]), 0)?;
         ensure!(done.status == 0, "{lun}: {done:?}");
     }
@@ -376,6 +380,7 @@ fn run_under_apparmor(guest: &mut Guest, scratch: &Scratch) -> Result<()> {
     guest.ok(&format!(
         "set -e
         killall lunette
+        while ls -l /proc/[0-9]*/exe 2>/dev/null | grep -q lunette; do sleep 0.1; done
         mount -t securityfs securityfs /sys/kernel/security
         head -c {length} /dev/vda >/tmp/policy
         dd if=/tmp/policy of=/sys/kernel/security/apparmor/.load bs=1M 2>/dev/null
@@ -389,7 +394,7 @@ fn run_under_apparmor(guest: &mut Guest, scratch: &Scratch) -> Result<()> {
             exec /usr/bin/lunette serve --config /etc/lunette/lunette.toml
         ) >/run/lunette/log 2>&1 &
         echo $! >/run/lunette/pid
-        for _ in $(seq 100); do
+        for _ in $(seq 300); do
             lunette status >/dev/null 2>&1 && exit 0
             sleep 0.1
         done
@@ -411,7 +416,7 @@ fn profile_denies_other_folders(guest: &mut Guest) -> Result<()> {
     let before = guest.ok(denied)?;
     ensure!(before.trim().is_empty(), "{before}");
     let refused = guest.ok("! lunette disk add o=file:/data/f.raw,cache=writeback 2>&1")?;
-    let hint = "the AppArmor profile lunette may deny it: add /data/f.raw rwk, to /etc/apparmor.d/local/lunette";
+    let hint = "the AppArmor profile lunette may deny it: add the line `/data/f.raw rwk,` to /etc/apparmor.d/local/lunette";
     ensure!(refused.contains(hint), "{refused}");
     let after = guest.ok(denied)?;
     ensure!(after.contains("name=\"/data/f.raw\""), "{after}");

@@ -243,9 +243,14 @@ fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
 /// The guest reserves a disk while its memory is copied. The migration fails, because the reservation would be lost.
 fn keeps_a_new_reservation(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
     // Commands that begin during a migration wait for its end.
-    let reserve =
-        format!("until [ $(cat /sys/block/vda/size) = 65536 ]; do sleep 0.1; done; {RESERVE}");
+    let reserve = format!(
+        "touch /tmp/waits; until [ $(cat /sys/block/vda/size) = 65536 ]; do sleep 0.1; done; {RESERVE}"
+    );
     let mut reserving = guests.start(&["exec", "two", &reserve])?;
+    wait_for(|| {
+        let started = guests.vm(&["exec", "two", "test -e /tmp/waits"])?;
+        Ok(started.status.success())
+    })?;
     let mut monitor = None;
     let ended = unfinished_migration(guests, second, |_, _| {
         first.lunette(&["disk", "resize", "d2", "32M"])?;

@@ -52,19 +52,22 @@ fn remedy(path: &Path, is_service: bool) -> String {
     )
 }
 
-/// Returns the remedy for a file that AppArmor may deny to this process. `None` if no profile is enforced.
-pub fn allow_in_profile(path: &Path) -> Option<String> {
+/// Returns the remedy for a file that AppArmor may deny to this process. `None` if the packaged profile is not enforced.
+pub fn allow_in_profile(path: &Path, read_only: bool) -> Option<String> {
     let label = std::fs::read_to_string("/proc/self/attr/current").ok()?;
-    allow_in(&label, path)
+    allow_in(&label, path, read_only)
 }
 
-/// `label`: profile and mode, for example `lunette (enforce)`. Other security modules have other labels.
-fn allow_in(label: &str, path: &Path) -> Option<String> {
-    let profile = label.trim_end().strip_suffix(" (enforce)")?;
-    let path = path.display();
-    Some(format!(
-        "the AppArmor profile {profile} may deny it: add {path} rwk, to /etc/apparmor.d/local/{profile}, and load the profile (apparmor_parser -r)"
-    ))
+/// `label`: profile and mode. Containers have other profiles, and other security modules other labels.
+fn allow_in(label: &str, path: &Path, read_only: bool) -> Option<String> {
+    (label.trim_end() == "lunette (enforce)").then(|| {
+        let access = if read_only { "rk" } else { "rwk" };
+        let path = path.display();
+        format!(
+            "the AppArmor profile lunette may deny it: add the line `{path} {access},` to /etc/apparmor.d/local/lunette, and load the profile \
+             (apparmor_parser -r /etc/apparmor.d/lunette)"
+        )
+    })
 }
 
 /// Returns the name of this process's user, or its number.
@@ -103,19 +106,20 @@ mod tests {
     }
 
     #[test]
-    fn only_an_enforced_profile_may_deny_a_file() {
+    fn only_the_packaged_profile_has_a_remedy() {
         let path = Path::new("/data/d.raw");
-        let remedy = allow_in("lunette (enforce)\n", path);
-        assert!(remedy.is_some_and(|remedy| {
-            remedy.contains("add /data/d.raw rwk, to /etc/apparmor.d/local/lunette,")
-        }));
+        for (read_only, rule) in [(false, "`/data/d.raw rwk,`"), (true, "`/data/d.raw rk,`")] {
+            let remedy = allow_in("lunette (enforce)\n", path, read_only);
+            assert!(remedy.is_some_and(|remedy| remedy.contains(rule)));
+        }
         for label in [
             "unconfined\n",
             "lunette (complain)\n",
+            "docker-default (enforce)\n",
             "system_u:system_r:init_t:s0\0",
             "",
         ] {
-            assert_eq!(allow_in(label, path), None, "{label}");
+            assert_eq!(allow_in(label, path, false), None, "{label}");
         }
     }
 

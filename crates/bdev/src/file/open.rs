@@ -152,7 +152,7 @@ fn no_access(path: &Path, read_only: bool) -> String {
         return format!("cannot open it for {access}: {hidden}");
     }
     let user = sandbox::this_user();
-    let profile = sandbox::allow_in_profile(path);
+    let profile = sandbox::allow_in_profile(path, read_only);
     let profile = profile.map_or_else(String::new, |remedy| format!("; {remedy}"));
     format!(
         "no permission to open it for {access} as user {user}; hint: give that user access to it and to every directory above it (chmod, chown, setfacl){hint}{profile}"

@@ -43,7 +43,7 @@ pub(crate) fn warn_of_shared_nexuses<'a>(
         let shared = others.find_map(|(_, _, other)| Some((&other.name, disk(other)?)));
         if let (Some((other, disk)), Some(status)) = (shared, exports.get_mut(*index)) {
             status.warning = Some(format!(
-                "export {other} serves disk {disk} to another front end with the same nexus {name}, two guests would share their persistent reservations; hint: set another nexus for one of them"
+                "export {other} serves disk {disk} to another front end with the same nexus {name}: if these are two guests, they share their persistent reservations; hint: set another nexus for one of them"
             ));
         }
     }

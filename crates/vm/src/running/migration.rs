@@ -33,6 +33,8 @@ const NEXT_MONITOR: &str = "next-monitor.sock";
 const STREAM_SOCKET: &str = "stream.sock";
 /// Suffix of the exports and sockets of every second QEMU.
 const SUFFIX: &str = ".2";
+/// Time limit for a request to a daemon before the copy. During the switch it is [`REQUEST_LIMIT`], because the guest is stopped.
+const CHECK_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for a request on the socket.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
@@ -261,13 +263,14 @@ impl Supervisor {
         let to = to_daemon.unwrap_or(&control);
         self.remove_left_over();
         let exports = self.exports(&control, to)?;
-        let check_disks = || {
+        let check_disks = |patience| {
             let names: Vec<&str> = exports.iter().map(|one| text(&one.from, "name")).collect();
-            other_daemon::check(&control, to, &names)
+            other_daemon::check(&control, to, &names, patience)
         };
         if to_daemon.is_some() {
-            check_disks()?;
+            check_disks(CHECK_LIMIT)?;
         }
+        let check_again = || check_disks(REQUEST_LIMIT);
         let client = Client::new(&control);
         let before = queue_stops(&client)?;
         for (index, export) in exports.iter().enumerate() {
@@ -288,7 +291,7 @@ impl Supervisor {
         let checks = Checks {
             connected: &check,
             // A guest that was running may have reserved a disk since the first check.
-            disks: to_daemon.is_some().then_some(&check_disks),
+            disks: to_daemon.is_some().then_some(&check_again),
         };
         let moved = self.move_guest(&exports, &options, stream, &checks);
         // An error after the switch does not bring the guest back.
@@ -584,7 +587,11 @@ fn wait_for_switch(
             PAUSED if pauses && cancelled.is_none() => {
                 pauses = false;
                 match checks.disks.map_or(Ok(()), |check| check()) {
-                    Ok(()) => drop(source.command("migrate-continue", json!({ "state": PAUSED }))?),
+                    Ok(()) => {
+                        let continued =
+                            source.command("migrate-continue", json!({ "state": PAUSED }));
+                        reason = continued.err().map(|error| format!("{error:#}"));
+                    }
                     Err(error) => reason = Some(format!("{error:#}")),
                 }
             }

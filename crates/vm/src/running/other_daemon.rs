@@ -4,6 +4,7 @@ use anyhow::{Context, Result, bail, ensure};
 use control::objects::{Disk, Job};
 use control::{Client, DiskStatus, ExportStatus, Status};
 use std::path::Path;
+use std::time::Duration;
 
 /// State of a daemon.
 struct Daemon<'a> {
@@ -13,8 +14,8 @@ struct Daemon<'a> {
 }
 
 impl<'a> Daemon<'a> {
-    fn ask(control: &'a Path) -> Result<Daemon<'a>> {
-        let client = Client::new(control);
+    fn ask(control: &'a Path, patience: Duration) -> Result<Daemon<'a>> {
+        let client = Client::new(control).patient(patience);
         let place = || format!("the daemon at {}", control.display());
         Ok(Daemon {
             control,
@@ -128,13 +129,13 @@ impl SharedDisk<'_> {
     }
 }
 
-/// Checks that the daemon at `to` can take over the exports `moved` of the daemon at `from`.
+/// Checks that the daemon at `to` can take over the exports `moved` of the daemon at `from`. `patience`: time limit of a request.
 ///
 /// # Errors
 /// The guest would not find its disks, or would wait for their locks.
-pub(super) fn check(from: &Path, to: &Path, moved: &[&str]) -> Result<()> {
-    let jobs: Vec<Job> = Client::new(from).get("/v1/jobs")?;
-    let (from, to) = (Daemon::ask(from)?, Daemon::ask(to)?);
+pub(super) fn check(from: &Path, to: &Path, moved: &[&str], patience: Duration) -> Result<()> {
+    let jobs: Vec<Job> = Client::new(from).patient(patience).get("/v1/jobs")?;
+    let (from, to) = (Daemon::ask(from, patience)?, Daemon::ask(to, patience)?);
     let is_moved = |export: &&ExportStatus| moved.contains(&export.name.as_str());
     let place = to.control.display();
     let exports = from.status.exports.iter().filter(is_moved);
