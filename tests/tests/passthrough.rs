@@ -339,17 +339,7 @@ fn scsi_devices_of_a_guest_are_served_by_lunette_in_it() -> Result<()> {
     );
     drop(session);
     run_under_apparmor(&mut guest, &scratch)?;
-    let login = wait_until(SOON, || IscsiSession::login(&portal, NEAR, 2).ok());
-    let mut session = login.context("no login under the profile")?;
-    for lun in 0..3 {
-        let ready = wait_until(SOON, || {
-            let done = session.command_on(lun, &[0; 6], None, 0).ok()?;
-            (done.status == 0).then_some(())
-        });
-        ready.with_context(|| format!("LUN {lun} is not ready"))?;
-        let done = session.command_on(lun, &write, Some(&[0x5a; 1024]), 0)?;
-        ensure!(done.status == 0, "{lun}: {done:?}");
-    }
+    write_under_apparmor(&portal, &write)?;
     profile_denies_other_folders(&mut guest)
 }
 
@@ -401,6 +391,22 @@ fn run_under_apparmor(guest: &mut Guest, scratch: &Scratch) -> Result<()> {
         cat /run/lunette/log
         exit 1"
     ))?;
+    Ok(())
+}
+
+/// Writes to each disk of the confined daemon.
+fn write_under_apparmor(portal: &str, write: &[u8]) -> Result<()> {
+    let login = wait_until(SOON, || IscsiSession::login(portal, NEAR, 2).ok());
+    let mut session = login.context("no login under the profile")?;
+    for lun in 0..3 {
+        let ready = wait_until(SOON, || {
+            let done = session.command_on(lun, &[0; 6], None, 0).ok()?;
+            (done.status == 0).then_some(())
+        });
+        ready.with_context(|| format!("LUN {lun} is not ready"))?;
+        let done = session.command_on(lun, write, Some(&[0x5a; 1024]), 0)?;
+        ensure!(done.status == 0, "{lun}: {done:?}");
+    }
     Ok(())
 }
 
