@@ -2,7 +2,9 @@
 //! libvirt's schema and QEMU accept the results. No cluster is needed. Needs Python, xmllint, libvirt's schemas, QEMU. Takes: 10 s.
 #![forbid(unsafe_code)]
 
+use std::fs::Permissions;
 use std::io::Write;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 use std::time::Duration;
@@ -294,6 +296,10 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
     let scratch = Scratch::new()?;
     let chap = scratch.file("chap");
     let chap_option = chap.display().to_string();
+    // A file of other users: the script restricts it.
+    std::fs::write(&chap, "an earlier and longer line of another secret")?;
+    std::fs::set_permissions(&chap, Permissions::from_mode(0o644))?;
+    let owner = std::fs::metadata(&chap)?.uid().to_string();
     let iscsi = json!({"connection_info": {"driver_volume_type": "iscsi", "data": {
         "target_portals": ["192.0.2.1:3260", "192.0.2.2:3260", "192.0.2.3:3260"],
         "target_iqns": ["iqn.2010-10.org.openstack:volume-3f7c", "iqn.2010-10.org.openstack:volume-3f7c", "iqn.2010-10.org.openstack:volume-3f7c"],
@@ -323,6 +329,8 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
             "2",
             "--chap-file",
             &chap_option,
+            "--chap-owner",
+            &owner,
         ];
         let toml = cinder(connection, &[&arguments[..], &["toml"]].concat())?;
         ensure!(toml.status.success(), "{}", text(&toml.stderr));
@@ -336,7 +344,10 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
             &format!("{}/", scratch.sockets().display()),
         );
         is_a_configuration(&scratch, &toml)?;
-        let disk = text(&cinder(connection, &[&arguments[..], &["xml"]].concat())?.stdout);
+        // The domain needs no secret.
+        let xml = cinder(connection, &["--name", "volume", "--queues", "2", "xml"])?;
+        ensure!(xml.status.success(), "{}", text(&xml.stderr));
+        let disk = text(&xml.stdout);
         let domain = format!(
             "<domain type='kvm'><name>instance-0000002a</name><memory unit='MiB'>1024</memory>\
              <memoryBacking><source type='memfd'/><access mode='shared'/></memoryBacking><vcpu>2</vcpu>\
@@ -344,6 +355,8 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
         );
         is_a_domain(&scratch, &domain)?;
     }
+    ensure!(std::fs::read_to_string(&chap)? == "user secret-secret-12\n");
+    ensure!(std::fs::metadata(&chap)?.mode() & 0o777 == 0o600);
     let refused = cinder(&iscsi, &["--name", "volume", "toml"])?;
     ensure!(
         text(&refused.stderr).contains("hint: name a file"),
@@ -353,9 +366,48 @@ fn cinder_volumes_become_disks_of_lunette_and_of_libvirt() -> Result<()> {
     let disk = text(&cinder(&rbd, &example)?.stdout);
     let page = std::fs::read_to_string(workspace().join("docs/openstack.md"))?;
     ensure!(page.contains(&format!("```xml\n{disk}```")), "{disk}");
-    let other = json!({"driver_volume_type": "nfs", "data": {}});
-    let refused = cinder(&other, &["--name", "volume", "toml"])?;
-    ensure!(text(&refused.stderr).contains("type nfs"), "{refused:?}");
+    let mut read_only = printed.clone();
+    read_only["Properties"]["access_mode"] = json!("ro");
+    let toml = text(&cinder(&read_only, &["--name", "volume", "toml"])?.stdout);
+    ensure!(toml.contains("\nread_only = true\n"), "{toml}");
+    is_a_configuration(&scratch, &toml.replace("/run/lunette/", "/tmp/"))?;
+    Ok(())
+}
+
+#[test]
+fn cinder_volumes_that_cannot_be_served_are_refused() -> Result<()> {
+    for (connection, reason) in [
+        (
+            json!({"driver_volume_type": "nfs", "data": {}}),
+            "volumes of the type nfs",
+        ),
+        (
+            json!({"driver_volume_type": "rbd", "data": {"name": "volumes/a", "encrypted": true}}),
+            "the volume is encrypted",
+        ),
+        (
+            json!({"Properties": {"driver_volume_type": "rbd", "name": "volumes/a", "encrypted": true}}),
+            "the volume is encrypted",
+        ),
+        (
+            json!({"Properties": "driver_volume_type='rbd'"}),
+            "is not a JSON object",
+        ),
+        (
+            json!({"driver_volume_type": "rbd", "data": "name='a'"}),
+            "is not a JSON object",
+        ),
+    ] {
+        for output in ["toml", "xml"] {
+            let refused = cinder(&connection, &["--name", "volume", output])?;
+            let message = text(&refused.stderr);
+            ensure!(
+                !refused.status.success() && message.starts_with("lunette-volume: "),
+                "{message}"
+            );
+            ensure!(message.contains(reason), "{message}");
+        }
+    }
     Ok(())
 }
 
@@ -364,7 +416,7 @@ fn proxmox_hook_serves_the_disks_of_a_guest_while_it_runs() -> Result<()> {
     let rig = Rig::new(|daemon| daemon.disk("other=ram:1M"))?;
     let folder = rig.scratch.socket("vms");
     std::fs::create_dir(&folder)?;
-    let disks = "# disks of the guest 101\nvm-101-data ram:16M\nvm-101-log ram:8M,serial=LOG\n";
+    let disks = "# disks of the guest 101\nvm-101-data ram:16M\nvm-101-log ram:8M,serial=LOG";
     std::fs::write(folder.join("101"), disks)?;
     // A command that has the daemon's address, as the package's command has by default.
     let command = rig.scratch.socket("command");
@@ -376,14 +428,15 @@ fn proxmox_hook_serves_the_disks_of_a_guest_while_it_runs() -> Result<()> {
     );
     std::fs::write(&command, script)?;
     succeeds(Command::new("chmod").arg("755").arg(&command))?;
-    let hook = |arguments: &[&str]| -> Result<String> {
+    let hook_with = |program: &Path, arguments: &[&str]| -> Result<String> {
         let mut hook = Command::new(workspace().join("contrib/proxmox/lunette-hook"));
         hook.args(arguments)
-            .env("LUNETTE", &command)
+            .env("LUNETTE", program)
             .env("LUNETTE_VMS", &folder)
             .env("LUNETTE_SOCKETS", rig.scratch.sockets());
         succeeds(&mut hook)
     };
+    let hook = |arguments: &[&str]| hook_with(&command, arguments);
     let exports = || rig.daemon.lunette(&["export", "list"]);
     // The second call finds disks that are there.
     hook(&["101", "pre-start"])?;
@@ -419,6 +472,13 @@ fn proxmox_hook_serves_the_disks_of_a_guest_while_it_runs() -> Result<()> {
     });
     connected.with_context(|| qemu.log())?;
     drop(qemu);
+    // Without a daemon that answers, the disks stay, and the hook reports this.
+    let stopped = hook_with(Path::new("false"), &["101", "post-stop"]);
+    let message = stopped.err().context("no error without a daemon")?;
+    ensure!(
+        message.to_string().contains("the disks of guest 101 stay"),
+        "{message}"
+    );
     hook(&["101", "post-stop"])?;
     hook(&["101", "post-stop"])?;
     let listed = exports()? + &rig.daemon.lunette(&["disk", "list"])?;
