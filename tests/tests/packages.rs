@@ -123,6 +123,15 @@ fn installed(root: &Path) -> Result<()> {
             "usr/share/doc/lunette/contrib/prometheus/lunette.rules.yml",
             0o644,
         ),
+        (
+            "usr/share/doc/lunette/contrib/kubevirt/lunette-hook.py",
+            0o755,
+        ),
+        (
+            "usr/share/doc/lunette/contrib/openstack/lunette-volume.py",
+            0o755,
+        ),
+        ("usr/share/doc/lunette/contrib/proxmox/lunette-hook", 0o755),
         ("etc/apparmor.d/lunette", 0o644),
         ("usr/share/doc/lunette-lab/copyright", 0o644),
     ] {
