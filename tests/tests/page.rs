@@ -570,6 +570,11 @@ fn page_status_and_alerts_name_five_injected_problems() -> Result<()> {
     }
     check_alerts(&rig, &load, &scratch)?;
     load.finish()?;
+    // The problem stays after the client with the waiting request has left.
+    drop((queue, front_end));
+    let stays = "full): 1 I/O failed in the last hour, last ";
+    let stays = format!("return {problems}.includes('{stays}') && /: 1 no_space/.test({problems})");
+    browser.until(&stays)?;
     browser.expect_no_exceptions()
 }
 

@@ -33,8 +33,9 @@ pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
 pub use service::restart_command;
 pub use status::{
-    CertificateStatus, DISK_STATES, DamagedState, DiskStatus, ExportStatus, FailureKind, LunStatus,
-    OpenListener, QueueFailures, QueueStops, RefusedLogin, StateFile, Status,
+    CertificateStatus, DISK_STATES, DamagedState, DiskFailures, DiskStatus, ExportStatus,
+    FailureKind, LunStatus, OpenListener, QueueFailures, QueueStops, RefusedLogin, StateFile,
+    Status,
 };
 pub use status_problem::{Severity, StatusProblem, status_problems};
 pub use token::Token;

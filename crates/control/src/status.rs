@@ -97,6 +97,17 @@ pub enum FailureKind {
     Protocol,
 }
 
+/// I/Os of a disk that its storage failed within the last hour, of one class.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct DiskFailures {
+    /// Class of the errors: `no_space`, `read_medium`, `write_medium`, `offline` or `timed_out`.
+    pub class: String,
+    /// Number of I/Os.
+    pub count: u64,
+    /// Seconds since the last one.
+    pub seconds: u64,
+}
+
 /// Failures of one kind at a queue within the last hour.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct QueueFailures {
@@ -213,6 +224,9 @@ pub struct DiskStatus {
     /// Damage that was found in the image of the disk.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub damage: Option<String>,
+    /// I/Os that the storage failed within the last hour, by class.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub failures: Vec<DiskFailures>,
 }
 
 /// An export.

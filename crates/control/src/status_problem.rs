@@ -8,7 +8,7 @@ use utoipa::ToSchema;
 use crate::objects::{Job, JobState, WaitingListener};
 use crate::plural::counted;
 use crate::statistics::Statistics;
-use crate::status::{DiskStatus, FailureKind, QueueFailures, RefusedLogin, Status};
+use crate::status::{DiskFailures, DiskStatus, FailureKind, QueueFailures, RefusedLogin, Status};
 
 /// Time after the last failure at a queue during which the failures are an error. Later they are a warning.
 const ONGOING_SECONDS: u64 = 300;
@@ -142,7 +142,9 @@ pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusPr
             problem,
         ))
     }));
-    problems.extend(status.failures.iter().map(of_failures));
+    let failures = status.failures.iter();
+    let unexplained = failures.filter(|one| !has_failures_of_disks(status, one));
+    problems.extend(unexplained.map(of_failures));
     problems.extend(status.refused_logins.iter().map(of_login));
     problems.sort_by_key(|problem| problem.severity);
     problems
@@ -182,6 +184,7 @@ fn of_disk(disk: &DiskStatus) -> Vec<StatusProblem> {
         let resume = format!("correct the cause, then lunette disk resume {name}");
         problems.push(new(Severity::Error, problem).or_hint(resume));
     }
+    problems.extend(of_failed_ios(disk));
     if let Some(reason) = &disk.reservations_unknown {
         let problem = format!(
             "disk {name}: reservations unknown, SCSI reads and writes are answered BUSY: {reason}"
@@ -205,6 +208,52 @@ fn of_disk(disk: &DiskStatus) -> Vec<StatusProblem> {
         problems.push(new(Severity::Warning, problem).or_hint(slowest));
     }
     problems
+}
+
+/// Returns the failed I/Os of a disk as a problem. While I/Os wait, their problem has the reason.
+fn of_failed_ios(disk: &DiskStatus) -> Option<StatusProblem> {
+    let last = disk.failures.iter().map(|one| one.seconds).min()?;
+    if disk.waiting > 0 {
+        return None;
+    }
+    let name = &disk.name;
+    let path = disk.path.as_ref().map(|path| format!(" ({path})"));
+    let path = path.unwrap_or_default();
+    let failed = counted(count_of(&disk.failures), "I/O");
+    let classes = disk.failures.iter();
+    let classes: Vec<_> = classes
+        .map(|one| format!("{} {}", one.count, one.class))
+        .collect();
+    let problem = format!(
+        "disk {name}{path}: {failed} failed in the last hour, last {} ago: {}",
+        duration(last),
+        classes.join(", ")
+    );
+    let hint = match &disk.path {
+        Some(path) if disk.failures.iter().any(|one| one.class == "no_space") => {
+            format!("free space in the storage of {path}; the log of the daemon has the errors")
+        }
+        _ => "the log of the daemon has the errors".to_owned(),
+    };
+    let problem = StatusProblem::new(severity_of(last), "disk", name, problem);
+    Some(problem.or_hint(hint))
+}
+
+fn count_of(failures: &[DiskFailures]) -> u64 {
+    failures.iter().map(|one| one.count).sum()
+}
+
+/// Returns true if failed I/Os of the export's disks explain the failed requests of a queue: their problems have the classes.
+fn has_failures_of_disks(status: &Status, failures: &QueueFailures) -> bool {
+    let export = status
+        .exports
+        .iter()
+        .find(|one| one.name == failures.export);
+    let luns = export.map_or(&[][..], |export| &export.luns);
+    let is_used = |disk: &&DiskStatus| luns.iter().any(|lun| lun.disk == disk.name);
+    let disks = status.disks.iter().filter(is_used);
+    let failed: u64 = disks.map(|disk| count_of(&disk.failures)).sum();
+    failures.kind == FailureKind::Request && failures.count <= failed
 }
 
 fn of_job(job: &Job) -> Option<StatusProblem> {
@@ -236,6 +285,14 @@ fn duration(seconds: u64) -> String {
     }
 }
 
+/// Returns the severity of failures by the seconds since the last one.
+fn severity_of(seconds: u64) -> Severity {
+    match seconds {
+        0..ONGOING_SECONDS => Severity::Error,
+        _ => Severity::Warning,
+    }
+}
+
 fn of_failures(failures: &QueueFailures) -> StatusProblem {
     let QueueFailures { export, queue, .. } = failures;
     let (event, hint) = match failures.kind {
@@ -251,13 +308,10 @@ fn of_failures(failures: &QueueFailures) -> StatusProblem {
             "the log of the daemon names each violation; update the driver or the front end",
         ),
     };
-    let severity = match failures.seconds {
-        0..ONGOING_SECONDS => Severity::Error,
-        _ => Severity::Warning,
-    };
     let last = duration(failures.seconds);
     let problem = format!("queue {export}/{queue}: {event} in the last hour, last {last} ago");
-    StatusProblem::new(severity, "queue", export, problem).or_hint(hint.to_owned())
+    StatusProblem::new(severity_of(failures.seconds), "queue", export, problem)
+        .or_hint(hint.to_owned())
 }
 
 fn of_login(login: &RefusedLogin) -> StatusProblem {
@@ -292,7 +346,7 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
 mod tests {
     use super::*;
     use crate::objects::{Bitmap, Job};
-    use crate::status::{CertificateStatus, DamagedState, ExportStatus};
+    use crate::status::{CertificateStatus, DamagedState, ExportStatus, LunStatus};
 
     fn disk(name: &str, state: &str) -> DiskStatus {
         DiskStatus {
@@ -314,6 +368,29 @@ mod tests {
             warning: None,
             slow_ns: None,
             damage: None,
+            failures: Vec::new(),
+        }
+    }
+
+    fn export(name: &str, disks: &[&str]) -> ExportStatus {
+        let lun = |disk: &&str| LunStatus {
+            target: 0,
+            lun: 0,
+            disk: (*disk).to_owned(),
+        };
+        ExportStatus {
+            name: name.to_owned(),
+            kind: "iscsi".to_owned(),
+            socket: None,
+            addresses: Vec::new(),
+            queues: 0,
+            connected: false,
+            served: Vec::new(),
+            waiting_portals: Vec::new(),
+            port_groups: Vec::new(),
+            luns: disks.iter().map(lun).collect(),
+            queue_stops: None,
+            warning: None,
         }
     }
 
@@ -404,6 +481,50 @@ mod tests {
         );
     }
 
+    #[test]
+    fn failed_ios_of_a_disk_have_classes_and_replace_failures_of_queues() {
+        let failed = |class: &str, count, seconds| DiskFailures {
+            class: class.to_owned(),
+            count,
+            seconds,
+        };
+        let full = DiskStatus {
+            failures: vec![failed("no_space", 3, 7), failed("write_medium", 1, 400)],
+            ..disk("full", "ready")
+        };
+        let old = DiskStatus {
+            failures: vec![failed("read_medium", 1, 300)],
+            ..disk("old", "ready")
+        };
+        let requests = |queue, count| QueueFailures {
+            export: "e".to_owned(),
+            queue,
+            kind: FailureKind::Request,
+            count,
+            seconds: 7,
+        };
+        let mut status = Status {
+            disks: vec![old, full],
+            exports: vec![export("e", &["full"])],
+            failures: vec![requests(0, 4), requests(1, 5)],
+            ..Status::default()
+        };
+        let found = texts(&status, &Statistics::default());
+        assert_eq!(
+            found,
+            [
+                "disk full (/vm/full.raw): 4 I/Os failed in the last hour, last 7 s ago: 3 no_space, 1 write_medium; hint: free space in the storage of /vm/full.raw; the log of the daemon has the errors",
+                "queue e/1: 5 requests failed in the last hour, last 7 s ago; hint: the log of the daemon has the errors",
+                "disk old (/vm/old.raw): 1 I/O failed in the last hour, last 5 min ago: 1 read_medium; hint: the log of the daemon has the errors",
+            ]
+        );
+        // The problem of the waiting I/Os has the reason.
+        status.disks[1].waiting = 1;
+        let found = texts(&status, &Statistics::default());
+        assert!(found[0].contains("1 failed I/O waits"), "{found:?}");
+        assert_eq!(found.len(), 3, "{found:?}");
+    }
+
     /// Counters since the start of the daemon do not show whether requests still fail.
     #[test]
     fn failures_before_the_last_hour_are_no_problem() {
@@ -420,18 +541,8 @@ mod tests {
     fn other_objects_have_problems_too() {
         let status = Status {
             exports: vec![ExportStatus {
-                name: "t".to_owned(),
-                kind: "iscsi".to_owned(),
-                socket: None,
-                addresses: Vec::new(),
-                queues: 0,
-                connected: false,
-                served: Vec::new(),
-                waiting_portals: Vec::new(),
-                port_groups: Vec::new(),
-                luns: Vec::new(),
-                queue_stops: None,
                 warning: Some("no initiator may log in; hint: acl".to_owned()),
+                ..export("t", &[])
             }],
             damaged_state: vec![DamagedState {
                 file: "a.saved".to_owned(),

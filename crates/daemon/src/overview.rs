@@ -115,6 +115,7 @@ impl View for Overview {
         let live = self.live();
         let spaces = self.space.of_disks(&live);
         let slow = self.history.slow_disks();
+        let (_, mut failures) = self.history.disk_failures(|| self.servers.pool.disks());
         let disks = live.config.disks.iter().map(|disk| {
             let space = spaces.get(&disk.name);
             let status = bodies::disk_status(&live, disk, Vec::new());
@@ -141,6 +142,7 @@ impl View for Overview {
                     .or_else(|| kept_lock(live.disks.get(&disk.name)?)),
                 slow_ns: slow.get(&disk.name).copied(),
                 damage: status.damage,
+                failures: failures.remove(&disk.name).unwrap_or_default(),
             }
         });
         Status {

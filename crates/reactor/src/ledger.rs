@@ -95,8 +95,11 @@ impl DiskRecord {
         }
     }
 
-    /// Logs a failed I/O that is held. It does not count as an error, because the client does not see one.
+    /// Counts and logs a failed I/O that is held. It does not count while the disk is offline, because then it may only wait for a lock.
     pub fn held(&self, error: IoError) {
+        if error.kind != IoErrorKind::Offline {
+            self.errors[error.kind as usize].add(1);
+        }
         if let Some(disk) = self.disk.upgrade()
             && let Some(suppressed) = self.failures.pass()
         {
@@ -129,6 +132,16 @@ impl DiskRecord {
     pub fn finished(&self, outcome: &IoOutcome) {
         self.finished.add(1);
         self.ended(outcome);
+    }
+
+    /// Counts the end of an I/O that was held. Its error counts unless [`DiskRecord::held`] has counted it.
+    pub fn finished_held(&self, outcome: &IoOutcome) {
+        self.finished.add(1);
+        if let Err(error) = outcome
+            && error.kind == IoErrorKind::Offline
+        {
+            self.failed(*error);
+        }
     }
 
     /// Counts an I/O that was delayed by the disk's limits.
@@ -374,6 +387,19 @@ mod tests {
             export: "d0".to_owned(),
             queue,
             ..Labels::default()
+        }
+    }
+
+    #[test]
+    fn io_that_waits_counts_once_in_the_class_of_its_error() {
+        let options = bdev::RamOptions::default();
+        let ram = Arc::new(bdev::Ram::create(options).unwrap());
+        let disk = Arc::new(Disk::new("d", None, ram).unwrap());
+        let record = DiskRecord::new(&disk);
+        for kind in [IoErrorKind::NoSpace, IoErrorKind::Offline] {
+            record.held(kind.into());
+            record.finished_held(&Err(kind.into()));
+            assert_eq!(record.errors[kind as usize].get(), 1, "{kind:?}");
         }
     }
 

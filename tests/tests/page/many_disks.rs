@@ -178,10 +178,13 @@ fn many_disks_are_filtered_sorted_and_measured_one_by_one() -> Result<()> {
         let first = format!("document.querySelectorAll('#{table} tr')[1].cells[0].innerText");
         browser.until(&format!("return {first} === '{name}'"))?;
     }
-    let problem = "queue d0/0: 1 request failed in the last hour, last ";
+    let problem = "disk d0 (d0.raw): 1 I/O failed in the last hour, last ";
+    let problems = "document.getElementById('problems').innerText";
     browser.until(&format!(
-        "return document.getElementById('problems').innerText.includes('{problem}')"
+        "return {problems}.includes('{problem}') && /: 1 read_medium/.test({problems}) && /Show d0/.test({problems})"
     ))?;
+    let exports = "document.getElementById('exports').innerText";
+    browser.until(&format!("return {exports}.includes('127.0.0.1:')"))?;
     let output = rig.daemon.ask(&["status"])?;
     let text = String::from_utf8_lossy(&output.stdout);
     ensure!(text.contains(&format!("! {problem}")), "{text}");
@@ -194,7 +197,7 @@ fn many_disks_are_filtered_sorted_and_measured_one_by_one() -> Result<()> {
 fn check_order(browser: &Browser) -> Result<()> {
     let names = "[...document.querySelectorAll('#disks td:first-child')].map(one => one.innerText)";
     browser.until(&format!(
-        "return {names}[0] === 'odd' && {names}.length === 9"
+        "return {names}.slice(0, 2).join() === 'd0,odd' && {names}.length === 9"
     ))?;
     let filter = browser.find("#filter")?;
     browser.type_into(&filter, "SLO")?;
@@ -210,7 +213,7 @@ fn check_order(browser: &Browser) -> Result<()> {
         ))?;
     }
     browser.script("document.querySelector('#disks th button').click()")?;
-    browser.until(&format!("return {names}[0] === 'odd'"))?;
+    browser.until(&format!("return {names}[0] === 'd0'"))?;
     browser.script("scrollTo(0, 0)")?;
     choose(browser, "d5")?;
     // The page scrolls to the disk.

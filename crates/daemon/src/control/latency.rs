@@ -162,6 +162,7 @@ mod tests {
             warning: None,
             slow_ns: None,
             damage: None,
+            failures: Vec::new(),
         };
         let export = |name: &str, disks: &[&str]| ExportStatus {
             queue_stops: None,

@@ -1,11 +1,12 @@
-//! Failed requests and protocol violations of queues in the last hour.
+//! Failed requests and protocol violations of queues, and failed I/Os of disks, in the last hour.
 //!
-//! Counted by minute, and only for queues with failures: a daemon without failures stores nothing. The counts begin with the daemon.
+//! Counted by minute, and only for queues and disks with failures: a daemon without failures stores nothing. The counts begin with the daemon.
 
 use std::collections::{BTreeMap, VecDeque};
 
-use ::control::{FailureKind, QueueFailures};
-use reactor::FailureCounters;
+use ::control::{DiskFailures, FailureKind, QueueFailures};
+use block::{IoError, IoErrorKind, OnError};
+use reactor::{DiskCounters, FailureCounters};
 
 /// Hour, in seconds.
 const HOUR: u64 = 3600;
@@ -15,7 +16,7 @@ const MINUTE: u64 = 60;
 /// Failures of all queues since the start of the daemon, by export and queue. Queues without failures may be absent.
 pub(crate) type OfQueues = BTreeMap<(String, u32), FailureCounters>;
 
-/// Failures of one kind at a queue.
+/// Failures of one kind at a queue, or of one class at a disk.
 #[derive(Debug, Default)]
 struct Recent {
     /// Counter of the last sample.
@@ -40,6 +41,10 @@ impl Recent {
             Some((_, sum)) => *sum += count,
             None => self.minutes.push_back((minute, count)),
         }
+    }
+
+    fn count(&self) -> u64 {
+        self.minutes.iter().map(|(_, count)| count).sum()
     }
 
     /// Drops minutes that ended an hour ago.
@@ -79,7 +84,7 @@ impl Failures {
         let queues = self.0.iter();
         let each = queues.flat_map(|(queue, kinds)| kinds.iter().map(move |kind| (queue, kind)));
         let recent = each.filter_map(|((export, queue), (kind, recent))| {
-            let count = recent.minutes.iter().map(|(_, count)| count).sum();
+            let count = recent.count();
             (count > 0).then(|| QueueFailures {
                 export: export.clone(),
                 queue: *queue,
@@ -89,6 +94,45 @@ impl Failures {
             })
         });
         recent.collect()
+    }
+}
+
+/// Errors of the storage of all disks, by disk and class. Errors of clients, such as invalid ranges, do not count.
+#[derive(Debug, Default)]
+pub(super) struct FailuresOfDisks(BTreeMap<(String, &'static str), Recent>);
+
+impl FailuresOfDisks {
+    /// Adds the counters at a second since the start of the daemon. Seconds and counters must not decrease.
+    pub fn add(&mut self, second: u64, counters: &BTreeMap<String, DiskCounters>) {
+        // The measurements of removed disks are dropped.
+        self.0.retain(|(disk, _), _| counters.contains_key(disk));
+        for (disk, counted) in counters {
+            for (kind, total) in IoErrorKind::ALL.into_iter().zip(counted.errors) {
+                if total > 0 && OnError::Stop.holds(IoError::from(kind)) {
+                    let recent = self.0.entry((disk.clone(), kind.word()));
+                    recent.or_default().add(second, total);
+                }
+            }
+        }
+        for recent in self.0.values_mut() {
+            recent.expire(second);
+        }
+    }
+
+    /// Returns the failures of the hour before a second, by disk.
+    pub fn recent(&self, second: u64) -> BTreeMap<String, Vec<DiskFailures>> {
+        let mut all = BTreeMap::<_, Vec<_>>::new();
+        for ((disk, class), recent) in &self.0 {
+            let count = recent.count();
+            if count > 0 {
+                all.entry(disk.clone()).or_default().push(DiskFailures {
+                    class: (*class).to_owned(),
+                    count,
+                    seconds: second - recent.second,
+                });
+            }
+        }
+        all
     }
 }
 
@@ -150,5 +194,32 @@ mod tests {
         // Removed and added between two samples.
         let found = recent(&mut failures, 4, &counters(1, 0));
         assert_eq!(found, [(FailureKind::Request, 3, 0)]);
+    }
+
+    #[test]
+    fn errors_of_storage_are_counted_by_disk_and_class_for_an_hour() {
+        let mut failures = FailuresOfDisks::default();
+        let mut counters = DiskCounters::default();
+        counters.errors[IoErrorKind::NoSpace as usize] = 3;
+        counters.errors[IoErrorKind::OutOfRange as usize] = 9;
+        let mut used = BTreeMap::from([("d".to_owned(), counters)]);
+        used.insert("good".to_owned(), DiskCounters::default());
+        let failed = |class: &str, count, seconds| DiskFailures {
+            class: class.to_owned(),
+            count,
+            seconds,
+        };
+        failures.add(59, &used);
+        let expected = BTreeMap::from([("d".to_owned(), vec![failed("no_space", 3, 1)])]);
+        assert_eq!(failures.recent(60), expected);
+        let counted = used.get_mut("d").unwrap();
+        counted.errors[IoErrorKind::Offline as usize] = 1;
+        failures.add(3659, &used);
+        let both = vec![failed("no_space", 3, 3600), failed("offline", 1, 0)];
+        assert_eq!(failures.recent(3659)["d"], both);
+        failures.add(3660, &used);
+        assert_eq!(failures.recent(3660)["d"], [failed("offline", 1, 1)]);
+        failures.add(3661, &BTreeMap::new());
+        assert_eq!(failures.recent(3661), BTreeMap::new());
     }
 }

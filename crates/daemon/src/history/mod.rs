@@ -1,4 +1,4 @@
-//! History of all disks: the last hour by second and the last day by minute. Failures of queues in the last hour.
+//! History of all disks: the last hour by second and the last day by minute. Failures of queues and disks in the last hour.
 //!
 //! A thread reads the counters once a second while there is I/O. After two seconds without I/O it waits until a worker wakes up, so an idle
 //! daemon has no timer. The data are lost when the daemon ends.
@@ -12,12 +12,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant, SystemTime};
 
-use ::control::{DiskHistory, HistoryInterval, QueueFailures};
+use ::control::{DiskFailures, DiskHistory, HistoryInterval, QueueFailures};
 use block::IoKind;
 use latency::SparseHistogram;
 use reactor::{DiskCounters, Pool};
 
-use self::failures::{Failures, OfQueues};
+use self::failures::{Failures, FailuresOfDisks, OfQueues};
 use self::series::{BLOCK, Sample, Series};
 
 /// Hour of seconds, in blocks.
@@ -146,6 +146,7 @@ pub(crate) struct History {
     started: Instant,
     store: Mutex<Store>,
     failures: Mutex<Failures>,
+    of_disks: Mutex<FailuresOfDisks>,
 }
 
 impl History {
@@ -154,6 +155,7 @@ impl History {
             started,
             store: Mutex::default(),
             failures: Mutex::default(),
+            of_disks: Mutex::default(),
         })
     }
 
@@ -169,6 +171,23 @@ impl History {
         // Counters that are read under the lock never decrease from one caller to the next.
         failures.add(second, &counters());
         failures.recent(second)
+    }
+
+    /// Counts the failed I/Os of disks up to now. Returns the counters, and by disk the failures of the last hour.
+    pub(crate) fn disk_failures(
+        &self,
+        counters: impl FnOnce() -> BTreeMap<String, DiskCounters>,
+    ) -> (
+        BTreeMap<String, DiskCounters>,
+        BTreeMap<String, Vec<DiskFailures>>,
+    ) {
+        let of_disks = self.of_disks.lock();
+        let mut of_disks = of_disks.unwrap_or_else(PoisonError::into_inner);
+        let second = self.started.elapsed().as_secs();
+        // As above.
+        let counters = counters();
+        of_disks.add(second, &counters);
+        (counters, of_disks.recent(second))
     }
 
     /// Returns the slow disks, each with the least 99th percentile of its last seconds, rounded down to 500 ms times a power of two: a value
@@ -321,7 +340,8 @@ fn sample(history: &History, pool: &Pool, disks: &dyn Fn() -> Vec<String>, stopp
         };
         last = second;
         history.failures(|| pool.failures());
-        let counted = reader.read(disks(), pool.disks(), || pool.totals());
+        let (used, _) = history.disk_failures(|| pool.disks());
+        let counted = reader.read(disks(), used, || pool.totals());
         idle_seconds = match history.lock().add(second, seconds, counted) || is_idle {
             true => 0,
             false => idle_seconds + 1,
@@ -361,6 +381,7 @@ mod tests {
             started: Instant::now() - Duration::from_secs(store.second),
             store: Mutex::new(store),
             failures: Mutex::default(),
+            of_disks: Mutex::default(),
         }
     }
 

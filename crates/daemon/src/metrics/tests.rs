@@ -66,6 +66,7 @@ fn status() -> Status {
             warning: None,
             slow_ns: None,
             damage: None,
+            failures: Vec::new(),
         }],
         exports: vec![ExportStatus {
             queue_stops: None,

@@ -9,7 +9,15 @@ import type { Disk, DiskCounters, Export, Moment, Status, Worker } from "./types
 /** Number of disks from which the table has a filter. */
 const FILTERED_FROM = 8;
 
-const isWell = (disk: Disk): boolean => disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.slow_ns && !disk.damage;
+const isWell = (disk: Disk): boolean =>
+  disk.state === "ready" && !disk.waiting && !disk.reservations_unknown && !disk.warning && !disk.slow_ns && !disk.damage && !disk.failures?.length;
+
+/** Free space below which a file system is nearly full, in bytes. */
+const FEW_BYTES = 2 ** 30;
+
+/** The file system is nearly full, and has no space for everything that the disk may still allocate. */
+const isScarce = ({ size, allocated, free }: Disk): boolean =>
+  free !== undefined && allocated !== undefined && free < FEW_BYTES && free < size - allocated;
 
 /** The disks that need attention first. */
 export const byNeed = (disks: Disk[]): Disk[] => badFirst(disks, (one) => !isWell(one));
@@ -25,6 +33,10 @@ export function problemsOf(disk: Disk): string[] {
   if (disk.waiting) {
     const reason = disk.waiting_reason ?? "see the log of the daemon";
     problems.push(`${disk.waiting} failed I/Os wait: ${reason}; lunette disk resume ${disk.name} tries them again`);
+  }
+  if (disk.failures?.length && !disk.waiting) {
+    const classes = disk.failures.map((one) => `${one.count} ${one.class}`);
+    problems.push(`I/Os failed in the last hour: ${classes.join(", ")}`);
   }
   if (disk.reservations_unknown) {
     problems.push(`reservations unknown, SCSI reads and writes wait: ${disk.reservations_unknown}; see lunette state list`);
@@ -97,8 +109,10 @@ function rowOf(disk: Disk, counted: DiskCounters | undefined, history: History, 
   const state = disk.state + (disk.waiting ? `, ${disk.waiting} waiting` : "");
   const errors = Object.values(counted?.errors ?? {}).reduce((sum, count) => sum + count, 0);
   const [reads, writes, rate, inFlight] = [last?.reads ?? 0, last?.writes ?? 0, last?.bytes ?? 0, counted?.in_flight ?? 0];
-  const numbers = [short(reads), short(writes), bytes(rate), took(last?.p50), took(last?.p99), String(inFlight), String(errors)];
-  numbers.push(bytes(disk.size), size(disk.allocated), size(disk.free));
+  const numbers: LazyCell[] = [short(reads), short(writes), bytes(rate), took(last?.p50), took(last?.p99), String(inFlight), String(errors)];
+  numbers.push(bytes(disk.size), size(disk.allocated));
+  const free = size(disk.free);
+  numbers.push(isScarce(disk) ? { value: `${free} scarce`, make: () => element("span", free, "bad") } : free);
   const [isChosen, isGood] = [disk.name === chosen, isWell(disk)];
   const name = () => {
     const button = element("button", disk.name, "name");
@@ -182,10 +196,13 @@ function problemOfExport(one: Export, status: Status): string {
 export function showExports({ status }: Moment, history: History): void {
   const heads = [text("export"), text("connected"), minor(text("kind")), medium(text("disks"))];
   heads.push(medium(number("requests/s")), minor(number("p50")), number("p99"), text("socket or listener"));
+  const open = status.open_listeners ?? [];
   const all = status.exports.map((one) => ({ one, problem: problemOfExport(one, status) }));
   const rows = badFirst(all, ({ problem }) => problem !== "").map(({ one, problem }): LazyCell[] => {
     const last = history.ofExport(one.name);
-    const place = [one.socket ?? [], one.addresses ?? []].flat().join(", ") || "-";
+    const portals = one.kind === "iscsi" ? open.filter((listener) => listener.export === one.name) : [];
+    const places = [one.socket ?? [], one.addresses ?? [], portals.map((portal) => portal.address)];
+    const place = places.flat().join(", ") || "-";
     return [
       one.name,
       one.connected ? "yes" : "no",

@@ -20,7 +20,14 @@ export interface Disk {
   /** Time that 1 % of the requests of a slow disk exceed, in nanoseconds. */
   slow_ns?: number;
   damage?: string;
+  /** I/Os that the storage failed within the last hour. */
+  failures?: DiskFailures[];
   read_only?: boolean;
+}
+
+export interface DiskFailures {
+  class: string;
+  count: number;
 }
 
 export interface Export {
@@ -31,6 +38,13 @@ export interface Export {
   socket?: string;
   addresses?: string[];
   warning?: string;
+}
+
+/** A listener that accepts clients. */
+export interface OpenListener {
+  kind: string;
+  export?: string;
+  address: string;
 }
 
 /** A listener that cannot be opened yet. */
@@ -62,6 +76,7 @@ export interface Status {
   upgrade_command?: string;
   disks: Disk[];
   exports: Export[];
+  open_listeners?: OpenListener[];
   waiting_listeners?: WaitingListener[];
   problems?: Problem[];
 }

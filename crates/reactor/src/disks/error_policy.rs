@@ -146,7 +146,7 @@ impl OpenDisk {
         let failed = self.waiting.fail(matches);
         failed
             .iter()
-            .for_each(|one| self.record.finished(&one.outcome));
+            .for_each(|one| self.record.finished_held(&one.outcome));
         finished.extend(failed);
         self.waiting.show(&self.disk, self.worker);
     }
