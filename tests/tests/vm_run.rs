@@ -219,7 +219,7 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
 /// Interrupts a migration, and kills the other daemon during another one. A user removes an export that is left over.
 fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
     let ended = unfinished_migration(guests, second, |client, _| {
-        rustix::process::kill_process(Pid::from_child(client), Signal::INT)?;
+        rustix::process::kill_process(Pid::from_child(client), Signal::TERM)?;
         Ok(())
     })?;
     ensure!(ended.is_empty(), "{ended}");
