@@ -514,6 +514,11 @@ impl BlockDeviceConfig {
         (!self.is_in_memory()).then_some(is_device || self.kind() != DeviceKind::File)
     }
 
+    /// Returns true if the key `size` is allowed for the disk.
+    pub fn may_have_size(&self) -> bool {
+        self.is_in_memory() || self.kind() == DeviceKind::File
+    }
+
     /// Returns the configured size in bytes.
     pub fn size(&self) -> Option<u64> {
         match self {

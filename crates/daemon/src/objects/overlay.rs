@@ -318,7 +318,13 @@ impl Overlay {
             ..Overlay::default()
         };
         let read = |disk: Disk| {
-            let value = serde_json::to_value(&disk).map_err(malformed)?;
+            let mut value = serde_json::to_value(&disk).map_err(malformed)?;
+            // Version 0.9.0 wrote the size of an image that was resized to the size of the file.
+            if matches!(disk.backend.as_str(), "image" | "rbd")
+                && let Some(keys) = value.as_object_mut()
+            {
+                keys.remove("size");
+            }
             disk_json(&disk.name, &value).map_err(wrong)
         };
         for disk in file.disks {
@@ -645,6 +651,18 @@ mod tests {
         let overlay = Overlay::from_text(text).unwrap();
         let base = config(&["a=ram:1M"], &[], &[], &[]);
         assert_eq!(overlay.over(&base), config(&["a=ram:2M"], &[], &[], &[]));
+    }
+
+    #[test]
+    fn size_of_an_image_in_the_state_of_0_9_is_ignored() {
+        let text = r#"{"schema": 2, "disks": [], "changed_disks": [{
+            "was": {"name": "f", "backend": "file", "path": "/vm/f.raw", "size": 67108864},
+            "now": {"name": "f", "backend": "image", "path": "/vm/s1.qcow2", "size": 67108864}}],
+            "removed_disks": [], "exports": [], "removed_exports": [], "luns": []}"#;
+        let overlay = Overlay::from_text(text).unwrap();
+        let base = config(&["f=file:/vm/f.raw,size=64M"], &[], &[], &[]);
+        let moved = config(&["f=image:/vm/s1.qcow2"], &[], &[], &[]);
+        assert_eq!(overlay.over(&base), moved);
     }
 
     #[test]

@@ -131,7 +131,7 @@ impl Plan {
             let before = now.disk(name).and_then(|disk| disk.backend.size());
             let disk = next.disks.iter_mut().find(|disk| disk.name == *name);
             if let Some(disk) = disk
-                && configured_size != Some(*to)
+                && (configured_size != Some(*to) || !disk.backend.may_have_size())
                 && before.is_none()
                 && disk.backend.follows_size(is_device(name)) == Some(true)
             {
@@ -336,6 +336,22 @@ mod tests {
         let mut next = grown.clone();
         Plan::between(&part, &next).drop_followed_sizes(&mut next, &part, &base, |_| true);
         assert_eq!(next.disks[0].backend.size(), Some(2 << 20));
+    }
+
+    /// A snapshot makes a disk with a configured size an image. Its configuration would be refused with a size.
+    #[test]
+    fn resized_image_has_no_configured_size() {
+        let disk = |keys: &str| config(&format!("[[disk]]\nname = \"d\"\n{keys}"));
+        let base = disk("backend = \"file\"\npath = \"/vm/d.raw\"\nsize = \"64M\"");
+        let now = disk("backend = \"image\"\npath = \"/vm/d.qcow2\"");
+        for size in [64 << 20, 128 << 20] {
+            let mut next = now.clone();
+            next.disks[0].backend = now.disks[0].backend.with_size(Some(size));
+            let plan = Plan::between(&now, &next);
+            assert_eq!(plan.resize.len(), 1);
+            plan.drop_followed_sizes(&mut next, &now, &base, |_| false);
+            assert_eq!(next.disks[0].backend.size(), None);
+        }
     }
 
     #[test]
