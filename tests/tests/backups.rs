@@ -316,7 +316,9 @@ fn open_scratch_files(rig: &mut Rig, folder: &str) -> Result<usize> {
     for entry in std::fs::read_dir(format!("/proc/{pid}/fd"))? {
         let link = std::fs::read_link(entry?.path()).unwrap_or_default();
         let link = link.to_string_lossy();
-        open += usize::from(link.starts_with(folder) && link.contains(".scratch"));
+        // A file that never had a name is shown with the number of its inode.
+        let is_unnamed = link.contains("/#") || link.contains("/.lunette-");
+        open += usize::from(link.starts_with(folder) && is_unnamed && link.ends_with(" (deleted)"));
     }
     Ok(open)
 }
@@ -414,8 +416,16 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     refused(&rig, &missing, "the folder does not exist")?;
     let elsewhere = rig.scratch.file("elsewhere").display().to_string();
     std::fs::create_dir(&elsewhere)?;
+    // Version 0.9 would have followed this link.
+    let victim = rig.scratch.file("victim");
+    std::fs::write(&victim, "")?;
+    let guessed = format!(".lunette-d0-{}-0.scratch", rig.daemon.process().id());
+    std::os::unix::fs::symlink(&victim, Path::new(&elsewhere).join(guessed))?;
     let pulled = ["--pull", &pull, "--checkpoint", "mon", "--name", "p"];
     begin(&rig, &[&pulled[..], &["--scratch", &elsewhere]].concat())?;
+    let named = std::fs::read_dir(&elsewhere)?.count();
+    ensure!(named == 1, "a scratch file has a name");
+    ensure!(std::fs::metadata(&victim)?.len() == 0, "a link is followed");
     let (named, open) = scratch_files(&mut rig)?;
     ensure!(named == 0, "a scratch file has a name");
     ensure!(open >= 2 && open_scratch_files(&mut rig, &elsewhere)? == open);

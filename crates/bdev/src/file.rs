@@ -270,6 +270,14 @@ impl File {
         })
     }
 
+    /// Creates a file without a name, which ends with its last descriptor, in the folder of the path.
+    pub(crate) fn create_unnamed(options: &FileOptions) -> Result<File, OpenError> {
+        Ok(File {
+            shared: Arc::new(open::create_unnamed(options)?),
+            is_created: true,
+        })
+    }
+
     /// Returns the errno of the first failure to make data durable. Every flush fails since.
     pub fn durability_lost(&self) -> Option<i32> {
         self.shared.durability.lost()

@@ -45,6 +45,7 @@ mod rbd;
 mod remote_state;
 mod replacement;
 mod retained_memory;
+mod scratch;
 mod scsi;
 mod scsi_generic;
 mod shared_state;
@@ -101,6 +102,7 @@ pub use range_lock::{Admission, Barrier, Membership, Participant, RangeLock, Ran
 pub use rbd::{Member, Rbd, RbdLock, RbdOptions, SharedRecord};
 pub use replacement::BrokenPromise;
 pub use retained_memory::{DescriptorStore, set_descriptor_store};
+pub use scratch::create_scratch;
 pub use scsi::ScsiDisk;
 pub use scsi_generic::ScsiGenericOptions;
 pub use shared_state::{

@@ -51,6 +51,30 @@ pub(super) fn open(options: &FileOptions) -> Result<(SharedFile, bool), OpenErro
     opened.map(|shared| (shared, created))
 }
 
+/// Creates a file without a name in the folder of the path. The path itself is used, briefly, only if the file system cannot do this.
+pub(super) fn create_unnamed(options: &FileOptions) -> Result<SharedFile, OpenError> {
+    let path = options.path.as_path();
+    let flags = open_flags(CacheMode::Writeback, false) | OFlags::CLOEXEC;
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    let made = match is_below_dev(path) {
+        true => Err(Errno::OPNOTSUPP),
+        false => {
+            let unnamed = flags | OFlags::TMPFILE | OFlags::EXCL;
+            rustix::fs::open(folder, unnamed, Mode::RUSR | Mode::WUSR)
+        }
+    };
+    let control = match made {
+        Ok(control) => control,
+        Err(_) => {
+            let control = create_new(path, flags)?;
+            std::fs::remove_file(path)
+                .map_err(|error| fail(path, format!("cannot remove its name: {error}")))?;
+            control
+        }
+    };
+    examine(options, control, &mut false)
+}
+
 /// Makes size and name of a new file durable.
 fn make_durable(path: &Path, file: BorrowedFd<'_>) -> Result<(), OpenError> {
     let synced = rustix::fs::fsync(file).map_err(std::io::Error::from);

@@ -2,10 +2,9 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
-use bdev::{BlockDevice, CacheMode, Disk, File, FileOptions, Image, ImageOptions, PointInTime};
+use bdev::{BlockDevice, Disk, PointInTime, create_scratch};
 use config::DiskConfig;
 use jobs::Event;
 use jobs::exchange::ExchangeAction;
@@ -15,9 +14,6 @@ use super::Context;
 use super::copy_range::result;
 use super::exchange::{Change, failed};
 use crate::objects::{NewDevice, Refusal};
-
-/// Numbers of scratch files, unique in the process.
-static NUMBERS: AtomicU64 = AtomicU64::new(0);
 
 /// Location and size of scratch files.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -57,7 +53,7 @@ impl PointOfDisk {
         };
         let mut opened: Result<_, String> = Err("there is no folder for it".to_owned());
         for folder in folders {
-            let found = open_scratch(&folder, disk.name(), bytes).map(|file| {
+            let found = create_scratch(&folder, bytes).map(|file| {
                 (
                     file,
                     options
@@ -65,7 +61,7 @@ impl PointOfDisk {
                         .unwrap_or_else(|| half_of_free(&folder) / disks.max(1)),
                 )
             });
-            opened = found;
+            opened = found.map_err(|error| error.to_string());
             if opened.is_ok() {
                 break;
             }
@@ -225,34 +221,6 @@ fn default_folders(context: &Context, config: &DiskConfig) -> Vec<PathBuf> {
     let state = state.or_else(crate::state::default_folder);
     let all = of_disk.map(Path::to_owned).into_iter().chain(state);
     all.chain([PathBuf::from("/var/tmp")]).collect()
-}
-
-/// Opens a sparse file without a name: it ends with its last descriptor, also if the daemon is killed.
-fn open_scratch(folder: &Path, disk: &str, bytes: u64) -> Result<Arc<dyn BlockDevice>, String> {
-    let disk = crate::state::file_name(disk);
-    let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
-    let name = format!(".lunette-{disk}-{}-{number}.scratch", std::process::id());
-    let path = folder.join(name);
-    let file = File::open(FileOptions {
-        size: Some(bytes),
-        cache: CacheMode::Writeback,
-        ..FileOptions::new(&path)
-    });
-    let opened: Arc<dyn BlockDevice> = match file {
-        Ok(file) => Arc::new(file),
-        // File systems limit the size of files, for example ext4 to 16 TiB. An image takes the space of its data only.
-        Err(error) => {
-            let options = ImageOptions {
-                cache: CacheMode::Writeback,
-                ..ImageOptions::new(&path)
-            };
-            let image = Image::create(&options, bytes);
-            Arc::new(image.map_err(|_| error.to_string())?)
-        }
-    };
-    std::fs::remove_file(&path)
-        .map_err(|error| format!("cannot remove its name {}: {error}", path.display()))?;
-    Ok(opened)
 }
 
 /// Returns half of the free space in bytes: the daemon and others also need space.
