@@ -54,11 +54,15 @@ fn raw(pointer: &str, value: &Value) -> Located<Raw> {
     Located::new(raw, at)
 }
 
+/// Returns a key as a part of a JSON pointer.
+pub fn pointer_token(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
 fn fields(pointer: &str, value: &Value) -> Fields {
     let members = value.as_object().into_iter().flatten();
     let entries = members.map(|(key, value)| {
-        let escaped = key.replace('~', "~0").replace('/', "~1");
-        let pointer = format!("{pointer}/{escaped}");
+        let pointer = format!("{pointer}/{}", pointer_token(key));
         Field {
             key: Located::new(key.clone(), location(&pointer, value)),
             value: raw(&pointer, value),

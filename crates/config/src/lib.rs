@@ -92,7 +92,7 @@ pub use iscsi::ISCSI_KEYS;
 pub use iscsi_limits::ISCSI_LIMIT_KEYS;
 pub use json_source::{
     DiskSettings, JsonExport, access_state_json, disk_json, disk_settings_json, export_json,
-    limits_json, lun_json, luns_json, objects_json, size_json,
+    limits_json, lun_json, luns_json, objects_json, pointer_token, size_json,
 };
 pub use key::{Key, KeyValue, Kind, RunTime};
 pub use location::{Located, Location, Source};

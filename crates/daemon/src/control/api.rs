@@ -12,7 +12,7 @@ use axum::http::request::Parts;
 use axum::http::{Method, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router, middleware};
-use config::{DISK_SET, DiskKey, EXPORT_KINDS, Key, disk_keys};
+use config::{DISK_SET, DiskKey, EXPORT_KINDS, Key, disk_keys, pointer_token};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -181,7 +181,7 @@ pub(super) fn read<T: DeserializeOwned>(
         for segment in error.path() {
             match segment {
                 Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
-                Segment::Map { key } => pointer.push_str(&format!("/{key}")),
+                Segment::Map { key } => pointer.push_str(&format!("/{}", pointer_token(key))),
                 Segment::Enum { .. } | Segment::Unknown => {}
             }
         }
@@ -520,9 +520,11 @@ mod tests {
         use ::control::objects::{NewJob, NewSnapshot};
         let speed = json!({"kind": "mirror", "speed": "fast"});
         let switch = json!({"kind": "mirror", "switch": 1});
+        let unknown = json!({"kind": "mirror", "a/b~": 1});
         for (problem, pointer) in [
             (faults::<NewJob>(&speed), "/speed"),
             (faults::<NewJob>(&switch), "/switch"),
+            (faults::<NewJob>(&unknown), "/a~1b~0"),
             (faults::<NewSnapshot>(&json!([])), ""),
             (faults::<NewSnapshot>(&json!({"disks": [7]})), "/disks/0"),
         ] {
