@@ -15,13 +15,12 @@ use super::ErrorResponse;
 use super::allowed_paths::Caller;
 use super::api::{Api, Path, read};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
-use super::jobs::elsewhere;
+use super::jobs::{elsewhere, target_json};
 use super::server::blocking;
 use crate::jobs::{
     CheckpointNames, Destination, Job, Jobs, NewBackup, no_backup, pull_address, start_backup,
 };
 use crate::objects::{Fault, Refusal};
-use config::disk_json;
 
 /// Longest wait for the end of the jobs of a backup.
 const END_PATIENCE: Duration = Duration::from_secs(5);
@@ -61,8 +60,7 @@ pub(super) async fn start(
         let destination = match (&pull, &one.target) {
             (Some(address), None) => Destination::Pull(address.clone()),
             (None, Some(target)) => {
-                let target = disk_json(&one.disk, target);
-                let mut target = target.map_err(|mistakes| Refusal::from(mistakes).within(&at))?;
+                let mut target = target_json(&one.disk, target, &at)?;
                 // Examines the file, which may block.
                 let target = blocking(move || {
                     target.backend = target.backend.requested(None, true);

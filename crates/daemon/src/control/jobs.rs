@@ -12,6 +12,7 @@ use axum::extract::State;
 use axum::extract::rejection::BytesRejection;
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde_json::Value;
 
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
@@ -25,7 +26,7 @@ use crate::jobs::{
     start_stream,
 };
 use crate::objects::{Fault, Refusal};
-use config::disk_json;
+use config::{DiskConfig, disk_json};
 
 /// Longest wait of a cancellation for the end of the job.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(5);
@@ -99,8 +100,7 @@ pub(super) async fn start(
         let fault = Fault::at("/incremental", "only a backup can be incremental");
         return Err(Refusal::Invalid(vec![fault]).into());
     }
-    let target = disk_json(&name, target);
-    let mut target = target.map_err(|mistakes| Refusal::from(mistakes).within("/target"))?;
+    let mut target = target_json(&name, target, "/target")?;
     // Examines the file, which may block.
     let target = blocking(move || {
         target.backend = target.backend.requested(None, true);
@@ -135,6 +135,23 @@ pub(super) async fn start(
     };
     let job = elsewhere(move || start_copy(&context, &copy)).await?;
     Ok((StatusCode::CREATED, Json(job.body())).into_response())
+}
+
+/// Reads the target of a copy of a disk, in the field at a pointer.
+pub(super) fn target_json(disk: &str, target: &Value, at: &str) -> Result<DiskConfig, Refusal> {
+    let found = match target {
+        Value::Object(_) => {
+            let read = disk_json(disk, target);
+            return read.map_err(|mistakes| Refusal::from(mistakes).within(at));
+        }
+        Value::Array(_) => "an array",
+        Value::String(_) => "a string",
+        Value::Number(_) => "a number",
+        Value::Bool(_) => "a boolean",
+        Value::Null => "null",
+    };
+    let fault = Fault::at(at, format!("expected a JSON object, not {found}"));
+    Err(Refusal::Invalid(vec![fault]))
 }
 
 /// Returns true if a backup contains the state at its end.
@@ -280,5 +297,27 @@ impl Api {
     pub(super) fn context(&self) -> Result<&Context, ErrorResponse> {
         let ending = || ErrorResponse::from(Refusal::Ending);
         self.jobs.as_ref().ok_or_else(ending)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn another_type_than_an_object_is_no_target() {
+        for (target, word) in [
+            (json!(5), "a number"),
+            (json!("/a"), "a string"),
+            (json!([]), "an array"),
+        ] {
+            let refusal = target_json("d0", &target, "/target").unwrap_err();
+            let [fault] = &refusal.faults()[..] else {
+                panic!("{refusal:?}")
+            };
+            assert_eq!(fault.pointer, "/target");
+            assert!(fault.detail.ends_with(&format!("not {word}")), "{fault:?}");
+        }
     }
 }
