@@ -37,7 +37,7 @@ fn image(path: &Path, bytes: u64) -> Result<Arc<dyn BlockDevice>, OpenError> {
     Ok(Arc::new(image))
 }
 
-/// Returns a path that nobody else can predict.
+/// Returns a path with a random name, which other programs cannot predict.
 fn random_path(folder: &Path) -> Result<PathBuf, OpenError> {
     let number = getrandom::u64().map_err(|error| OpenError::File {
         path: folder.to_owned(),
