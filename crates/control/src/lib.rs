@@ -31,7 +31,7 @@ pub use keys::Keys;
 pub use log::Log;
 pub use plural::counted;
 pub use problem::{FieldProblem, Problem};
-pub use service::restart_command;
+pub use service::{restart_command, shell_word};
 pub use status::{
     CertificateStatus, DISK_STATES, DamagedState, DiskFailures, DiskStatus, ExportStatus,
     FailureKind, LunStatus, OpenListener, QueueFailures, QueueStops, RefusedLogin, StateFile,

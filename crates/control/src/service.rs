@@ -24,6 +24,15 @@ fn of_control_group(group: &str) -> Option<String> {
     })
 }
 
+/// Quotes a word for a shell if necessary.
+pub fn shell_word(word: &str) -> String {
+    let is_plain = |one: char| one.is_ascii_alphanumeric() || "/._-+@:".contains(one);
+    match word.chars().all(is_plain) {
+        true => word.to_owned(),
+        false => format!("'{}'", word.replace('\'', "'\\''")),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

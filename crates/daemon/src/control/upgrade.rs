@@ -6,12 +6,15 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use ::control::{HANDOVER_VERSION, Problem, SYSTEM_SOCKET, Upgrade, Version, restart_command};
+use ::control::{
+    HANDOVER_VERSION, Problem, SYSTEM_SOCKET, Upgrade, Version, restart_command, shell_word,
+};
 use axum::Json;
 use axum::body::Bytes;
 use axum::extract::rejection::{BytesRejection, QueryRejection};
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
+use config::{Diagnostics, MistakeKind};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -128,15 +131,17 @@ fn running_jobs(jobs: &[Arc<Job>]) -> Option<Fault> {
 /// Returns the reasons to refuse: clients would lose disks or sessions, or wait for the handover.
 async fn clients_at_risk(api: &Api) -> Result<Vec<Fault>, ErrorResponse> {
     let mut faults = Vec::new();
-    if let Some(reload) = api.reload.clone()
-        // A file that only the next program can read is checked by that program.
-        && let Ok(config) = blocking(move || reload()).await?
-    {
-        let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
-        match checked.await {
-            Err(Refusal::Ending) => return Err(Refusal::Ending.into()),
-            Err(refusal) => faults.extend(refusal.faults()),
-            Ok(()) => {}
+    if let Some(reload) = api.reload.clone() {
+        match blocking(move || reload()).await? {
+            Err(mistakes) => faults.extend(invalid_file(&mistakes)),
+            Ok(config) => {
+                let checked = api.manager.ask(move |owner| owner.check_upgrade(&config));
+                match checked.await {
+                    Err(Refusal::Ending) => return Err(Refusal::Ending.into()),
+                    Err(refusal) => faults.extend(refusal.faults()),
+                    Ok(()) => {}
+                }
+            }
         }
     }
     if let Some(overview) = api.overview.clone() {
@@ -150,6 +155,12 @@ async fn clients_at_risk(api: &Api) -> Result<Vec<Fault>, ErrorResponse> {
     Ok(faults)
 }
 
+/// Returns the reason to refuse a configuration file with mistakes. Keys that do not exist may be keys of the next program, which checks them.
+fn invalid_file(mistakes: &Diagnostics) -> Option<Fault> {
+    let is_invalid = mistakes.iter().any(|one| one.kind != MistakeKind::Key);
+    is_invalid.then(|| Fault::new(mistakes.to_string()).help("correct the file, or --force"))
+}
+
 /// Returns the command that replaces the program of this daemon. The daemon itself cannot start a program: its sandbox has no `execve`, and
 /// a token of the API must not select the program that receives the memory of guests.
 pub fn upgrade_command(control: &Path) -> Option<String> {
@@ -161,17 +172,8 @@ pub fn upgrade_command(control: &Path) -> Option<String> {
     let path = control.to_str()?;
     Some(match path {
         SYSTEM_SOCKET => "lunette upgrade".to_owned(),
-        _ => format!("lunette upgrade --socket {}", quoted(path)),
+        _ => format!("lunette upgrade --socket {}", shell_word(path)),
     })
-}
-
-/// Quotes a word for a shell if necessary.
-fn quoted(word: &str) -> String {
-    let is_plain = |one: char| one.is_ascii_alphanumeric() || "/._-+@:".contains(one);
-    match word.chars().all(is_plain) {
-        true => word.to_owned(),
-        false => format!("'{}'", word.replace('\'', "'\\''")),
-    }
 }
 
 /// Checks that the socket, which receives the memory of guests, belongs to root or the daemon's user.
@@ -193,7 +195,32 @@ fn check_owner(socket: &Path) -> Result<(), Refusal> {
 
 #[cfg(test)]
 mod tests {
+    use config::{Flags, Surroundings, parse};
+
     use super::*;
+
+    #[test]
+    fn file_that_a_reload_refuses_is_refused_except_unknown_keys() {
+        let disk = "[[disk]]\nname = \"d0\"\nbackend = \"null\"\nsize = \"1M\"\n";
+        let is_refused = |text: &str| {
+            let mistakes = parse(
+                Some(("file", text)),
+                &Flags::default(),
+                &Surroundings::of_this_process(),
+            );
+            invalid_file(&mistakes.unwrap_err()).is_some()
+        };
+        for text in [
+            "garbage".to_owned(),
+            "\0\x01".to_owned(),
+            format!("workers = 3000000\n{disk}"),
+            "[[disk]]\nname = \"d0\"\n".to_owned(),
+            format!("later_key = 1\nworkers = 3000000\n{disk}"),
+        ] {
+            assert!(is_refused(&text), "{text}");
+        }
+        assert!(!is_refused(&format!("later_key = 1\n{disk}")));
+    }
 
     #[test]
     fn upgrade_command_names_a_socket_that_is_not_the_default() {
