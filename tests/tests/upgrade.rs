@@ -449,7 +449,8 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
     let script = rig.scratch.file("program");
     for (text, expected) in [
         ("#!/bin/sh\necho 99\n", "version 99"),
-        ("#!/bin/sh\nexit 1\n", "does not report a handover version"),
+        ("#!/bin/sh\necho 1\nexit 1\n", "exit status: 1"),
+        ("#!/bin/sh\nexec yes\n", "exceeds 64 KiB"),
         (
             "#!/bin/sh\ntest \"$1\" = upgrade && { echo 1; exit; }\nexit 3\n",
             "the new daemon ended",

@@ -279,6 +279,14 @@ impl Client {
         Client { patience, ..self }
     }
 
+    /// Returns the control socket, unless the daemon is accessed over TCP.
+    pub fn socket(&self) -> Option<&Path> {
+        match &self.endpoint {
+            Endpoint::Socket(path) => Some(path),
+            Endpoint::Tcp(..) => None,
+        }
+    }
+
     /// Returns the response to `GET path`.
     ///
     /// # Errors

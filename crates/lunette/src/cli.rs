@@ -274,7 +274,8 @@ Examples:
 Guests with vhost-user disks stay connected; their I/O pauses for some milliseconds. iSCSI initiators log in again.
 The new daemon has the arguments, the working directory and the output of the old one. For a daemon that systemd runs,
 use systemctl restart lunette instead.
-Exit code 0: the new daemon serves. 1: the old daemon serves, possibly after a restart.";
+Exit code 0: the new daemon serves. 1: the old daemon serves, possibly after a restart, or the message states that no
+daemon serves.";
 
 const AFTER_SERVE: &str = "\
 Examples:

@@ -20,7 +20,7 @@ use serde_json::json;
 use crate::failure::Failure;
 
 /// Maximum time until the other daemon releases its disks or ends: its own limit, and some more.
-const END_LIMIT: Duration = Duration::from_secs(25);
+pub const END_LIMIT: Duration = Duration::from_secs(25);
 
 /// Maximum time for the exit of the other daemon at its limit. Storage that does not respond blocks the exit.
 const EXIT_LIMIT: Duration = Duration::from_secs(2);
@@ -62,6 +62,12 @@ pub fn take(config: &Config, usual: Option<&Path>) -> Result<Handover, Failure> 
     Ok(handover)
 }
 
+/// Returns the handover socket of process `pid`.
+pub fn socket_path(control: &Path, pid: u32) -> PathBuf {
+    let folder = control.parent().unwrap_or(Path::new("."));
+    folder.join(format!("upgrade-{pid}.sock"))
+}
+
 /// A socket beside the control socket, accessible only to daemons of this user.
 struct HandoverSocket {
     path: PathBuf,
@@ -70,8 +76,7 @@ struct HandoverSocket {
 
 impl HandoverSocket {
     fn new(control: &Path) -> Result<HandoverSocket, Failure> {
-        let folder = control.parent().unwrap_or(Path::new("."));
-        let path = folder.join(format!("upgrade-{}.sock", std::process::id()));
+        let path = socket_path(control, std::process::id());
         std::fs::remove_file(&path).ok();
         let failed = |error: std::io::Error| {
             Failure::because(format!("cannot listen at {}: {error}", path.display()))

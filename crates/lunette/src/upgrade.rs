@@ -1,22 +1,30 @@
 //! `lunette upgrade`: starts another program in place of a running daemon, which hands over its front ends.
 
 use std::fs::{File, OpenOptions};
-use std::io::Write;
-use std::os::fd::AsRawFd;
+use std::io::{Read, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
-use control::{Client, ClientError, HANDOVER_VERSION, Method, Version};
+use control::{Client, ClientError, HANDOVER_VERSION, Method, Version, shell_word};
+use daemon::Signals;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 
 use crate::cli::UpgradeArguments;
 use crate::failure::{Failure, Outcome};
+use crate::take_over;
 
 /// Maximum time until the old daemon has ended and the new one serves. Both have shorter limits.
 const PATIENCE: Duration = Duration::from_secs(90);
 const PAUSE: Duration = Duration::from_millis(10);
+
+/// Limits of the report of a program's handover version.
+const ANSWER_PATIENCE: Duration = Duration::from_secs(5);
+const ANSWER_MAX: u64 = 64 << 10;
 
 /// A running process and its start parameters.
 struct Process {
@@ -24,8 +32,11 @@ struct Process {
     arguments: Vec<std::ffi::OsString>,
     environment: Vec<(std::ffi::OsString, std::ffi::OsString)>,
     folder: PathBuf,
+    /// Becomes readable when the process ends.
+    ending: OwnedFd,
     /// Executable of the daemon, even if its path has been replaced since.
     program: File,
+    program_path: PathBuf,
 }
 
 pub fn run(arguments: &UpgradeArguments) -> Outcome {
@@ -51,36 +62,71 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
     };
     check(&program, &before)?;
     check_clients(&client, arguments)?;
+    let signals = Signals::listen()
+        .map_err(|error| Failure::because(format!("cannot handle signals: {error}")))?;
     let began = Instant::now();
-    let mut child = process.start(&program, true)?;
-    match wait(&client, &mut child, &process) {
-        Ok(after) => Ok(writeln!(
-            cli_common::stderr(),
-            "upgraded from {} (process {}) to {} (process {}) in {} ms",
-            before.version,
-            before.pid,
-            after.version,
-            after.pid,
-            began.elapsed().as_millis()
-        )?),
-        Err(failure) if client.get::<Version>("/v1/version").is_ok() => Err(failure),
-        Err(Failure::Reasons(mut reasons)) => {
-            let program = format!(
-                "/proc/{}/fd/{}",
-                std::process::id(),
-                process.program.as_raw_fd()
-            );
-            let mut again = process.start(Path::new(&program), false)?;
-            wait(&client, &mut again, &process)?;
-            reasons.push("the previous program runs again; front ends must reconnect".to_owned());
-            Err(Failure::Reasons(reasons))
+    let mut child = Group::of(process.start(&program, true)?);
+    match wait(&client, &mut child.process, &process, Some(signals)) {
+        Ok(after) => {
+            child.is_kept = true;
+            Ok(writeln!(
+                cli_common::stderr(),
+                "upgraded from {} (process {}) to {} (process {}) in {} ms",
+                before.version,
+                before.pid,
+                after.version,
+                after.pid,
+                began.elapsed().as_millis()
+            )?)
         }
-        Err(failure) => Err(failure),
+        Err(failure) => {
+            let new = child.process.id();
+            drop(child);
+            process.finish_handover(&client, new);
+            if client.get::<Version>("/v1/version").is_ok() {
+                return Err(failure);
+            }
+            Err(restart(&client, &process, failure))
+        }
     }
 }
 
+/// Starts the previous program again after a failure of the new one. Returns all failures.
+fn restart(client: &Client, process: &Process, failure: Failure) -> Failure {
+    let Failure::Reasons(mut reasons) = failure else {
+        return failure;
+    };
+    let program = format!(
+        "/proc/{}/fd/{}",
+        std::process::id(),
+        process.program.as_raw_fd()
+    );
+    let again = process.start(Path::new(&program), false);
+    match again.and_then(|mut again| wait(client, &mut again, process, None)) {
+        Ok(_) => {
+            reasons.push("the previous program runs again; front ends must reconnect".to_owned());
+        }
+        Err(failure) => {
+            if let Failure::Reasons(more) = failure {
+                let more = more.into_iter();
+                reasons.extend(more.map(|one| format!("the previous program failed too: {one}")));
+            }
+            reasons.push(format!(
+                "no daemon serves now; hint: after a correction start it: {}",
+                process.start_command()
+            ));
+        }
+    }
+    Failure::Reasons(reasons)
+}
+
 /// Waits until the new daemon responds.
-fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version, Failure> {
+fn wait(
+    client: &Client,
+    child: &mut Child,
+    before: &Process,
+    mut signals: Option<Signals>,
+) -> Result<Version, Failure> {
     let until = Instant::now() + PATIENCE;
     loop {
         if let Ok(version) = client.get::<Version>("/v1/version")
@@ -93,6 +139,10 @@ fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version,
                 "the new daemon ended, {status}; hint: see its errors in the output of process {}",
                 before.pid
             )));
+        }
+        let signal = signals.as_mut().and_then(Signals::poll);
+        if matches!(signal, Some(daemon::Signal::End | daemon::Signal::Reload)) {
+            return Err(Failure::because("interrupted before the new daemon served"));
         }
         if Instant::now() > until {
             return Err(Failure::because(format!(
@@ -108,20 +158,91 @@ fn wait(client: &Client, child: &mut Child, before: &Process) -> Result<Version,
 /// Checks that a program supports the running daemon's handover version, before any change.
 fn check(program: &Path, running: &Version) -> Outcome {
     let shown = program.display();
-    let asked = Command::new(program)
-        .args(["upgrade", "--handover-version"])
-        .output()
-        .map_err(|error| Failure::because(format!("cannot run {shown}: {error}")))?;
-    let version_text = String::from_utf8_lossy(&asked.stdout).trim().to_owned();
-    match version_text.parse::<u32>() {
-        Ok(version) if asked.status.success() && version == running.handover => Ok(()),
-        Ok(version) => Err(Failure::because(format!(
+    let (status, text) = ask_version(program)?;
+    match text.trim().parse::<u32>() {
+        Ok(version) if status.success() && version == running.handover => Ok(()),
+        Ok(version) if status.success() => Err(Failure::because(format!(
             "the running daemon uses handover version {}, but {shown} version {version}; hint: restart the daemon with the new program",
             running.handover
         ))),
-        Err(_) => Err(Failure::because(format!(
-            "{shown} does not report a handover version; hint: give a lunette program of a version with `lunette upgrade`"
+        _ => Err(Failure::because(format!(
+            "{shown} does not report a handover version: it ended, {status}; hint: give a lunette program of a version with `lunette upgrade`"
         ))),
+    }
+}
+
+/// Runs a program for its handover version. Returns its exit status and output.
+fn ask_version(program: &Path) -> Result<(ExitStatus, String), Failure> {
+    let shown = program.display();
+    let asked = Command::new(program)
+        .args(["upgrade", "--handover-version"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .process_group(0)
+        .spawn();
+    let mut asked =
+        Group::of(asked.map_err(|error| Failure::because(format!("cannot run {shown}: {error}")))?);
+    let output = asked.process.stdout.take();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // The thread ends with the program, which `Group` kills.
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        let read = output.map(|output| output.take(ANSWER_MAX + 1).read_to_end(&mut bytes));
+        sender.send(read.transpose().map(|_| bytes)).ok();
+    });
+    let until = Instant::now() + ANSWER_PATIENCE;
+    let late = || {
+        Failure::because(format!(
+            "{shown} did not report its handover version within {} s",
+            ANSWER_PATIENCE.as_secs()
+        ))
+    };
+    let bytes = receiver.recv_timeout(ANSWER_PATIENCE).map_err(|_| late())?;
+    let bytes =
+        bytes.map_err(|error| Failure::because(format!("cannot read from {shown}: {error}")))?;
+    if bytes.len() as u64 > ANSWER_MAX {
+        return Err(Failure::because(format!(
+            "{shown} does not report a handover version: its output exceeds {} KiB",
+            ANSWER_MAX >> 10
+        )));
+    }
+    loop {
+        if let Some(status) = asked.process.try_wait()? {
+            return Ok((status, String::from_utf8_lossy(&bytes).into_owned()));
+        }
+        if Instant::now() > until {
+            return Err(late());
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+/// A process and its group, which are killed with this value unless it is kept.
+struct Group {
+    process: Child,
+    is_kept: bool,
+}
+
+impl Group {
+    fn of(process: Child) -> Group {
+        Group {
+            process,
+            is_kept: false,
+        }
+    }
+}
+
+impl Drop for Group {
+    fn drop(&mut self) {
+        if self.is_kept {
+            return;
+        }
+        if let Some(pid) = Pid::from_raw(self.process.id().cast_signed()) {
+            // Fails if no process is left.
+            kill_process_group(pid, Signal::KILL).ok();
+        }
+        self.process.wait().ok();
     }
 }
 
@@ -175,12 +296,17 @@ impl Process {
                 std::ffi::OsString::from_vec(value),
             ))
         });
+        let Some(id) = Pid::from_raw(pid.cast_signed()) else {
+            return Err(Failure::because("the daemon reports no process"));
+        };
         Ok(Process {
             pid,
+            ending: pidfd_open(id, PidfdFlags::empty()).map_err(|errno| failed(errno.into()))?,
             arguments: words("cmdline")?,
             environment: environment.collect(),
             folder: std::fs::read_link(place.join("cwd")).map_err(failed)?,
             program: File::open(place.join("exe")).map_err(failed)?,
+            program_path: std::fs::read_link(place.join("exe")).map_err(failed)?,
         })
     }
 
@@ -188,6 +314,33 @@ impl Process {
     fn restart_command(&self) -> Option<String> {
         let has = |name: &str| self.environment.iter().any(|(known, _)| known == name);
         control::restart_command(self.pid, has)
+    }
+
+    /// Waits for the end of the process, if the killed process `new` had begun to receive its descriptors: the handover cannot be undone.
+    fn finish_handover(&self, client: &Client, new: u32) {
+        let socket = client
+            .socket()
+            .map(|socket| take_over::socket_path(socket, new));
+        // Without the socket, the daemon refuses a request that it has not read yet.
+        if socket.is_some_and(|path| std::fs::remove_file(path).is_ok()) {
+            let limit = Timespec::try_from(take_over::END_LIMIT).ok();
+            poll(
+                &mut [PollFd::new(&self.ending, PollFlags::IN)],
+                limit.as_ref(),
+            )
+            .ok();
+        }
+    }
+
+    /// Returns the command that starts the daemon.
+    fn start_command(&self) -> String {
+        let program = self.program_path.to_string_lossy();
+        let mut words = vec![shell_word(program.trim_end_matches(" (deleted)"))];
+        let given = self.arguments.iter().skip(1);
+        let given = given.filter(|word| *word != "--take-over");
+        words.extend(given.map(|word| shell_word(&word.to_string_lossy())));
+        let folder = shell_word(&self.folder.to_string_lossy());
+        format!("cd {folder} && {}", words.join(" "))
     }
 
     /// Opens an output of the process for the new program; discards output if that fails.
