@@ -365,6 +365,20 @@ fn pull_at_the_address_of_the_disk_itself(rig: &Rig, socket: &Path, pull: &str) 
     rig.daemon.lunette(&["export", "remove", "live"]).map(drop)
 }
 
+/// Begins backup `p` with scratch files in a folder that has a link with a name of version 0.9, which followed it.
+fn begin_beside_a_link(rig: &mut Rig, pull: &str, folder: &str) -> Result<()> {
+    let victim = rig.scratch.file("victim");
+    std::fs::write(&victim, "")?;
+    let guessed = format!(".lunette-d0-{}-0.scratch", rig.daemon.process().id());
+    std::os::unix::fs::symlink(&victim, Path::new(folder).join(guessed))?;
+    let pulled = ["--pull", pull, "--checkpoint", "mon", "--name", "p"];
+    begin(rig, &[&pulled[..], &["--scratch", folder]].concat())?;
+    let named = std::fs::read_dir(folder)?.count();
+    ensure!(named == 1, "a scratch file has a name");
+    ensure!(std::fs::metadata(&victim)?.len() == 0, "a link is followed");
+    Ok(())
+}
+
 #[test]
 fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     let mut rig = two_disks()?;
@@ -416,16 +430,7 @@ fn impossible_backups_and_conflicting_jobs_are_refused() -> Result<()> {
     refused(&rig, &missing, "the folder does not exist")?;
     let elsewhere = rig.scratch.file("elsewhere").display().to_string();
     std::fs::create_dir(&elsewhere)?;
-    // Version 0.9 would have followed this link.
-    let victim = rig.scratch.file("victim");
-    std::fs::write(&victim, "")?;
-    let guessed = format!(".lunette-d0-{}-0.scratch", rig.daemon.process().id());
-    std::os::unix::fs::symlink(&victim, Path::new(&elsewhere).join(guessed))?;
-    let pulled = ["--pull", &pull, "--checkpoint", "mon", "--name", "p"];
-    begin(&rig, &[&pulled[..], &["--scratch", &elsewhere]].concat())?;
-    let named = std::fs::read_dir(&elsewhere)?.count();
-    ensure!(named == 1, "a scratch file has a name");
-    ensure!(std::fs::metadata(&victim)?.len() == 0, "a link is followed");
+    begin_beside_a_link(&mut rig, &pull, &elsewhere)?;
     let (named, open) = scratch_files(&mut rig)?;
     ensure!(named == 0, "a scratch file has a name");
     ensure!(open >= 2 && open_scratch_files(&mut rig, &elsewhere)? == open);

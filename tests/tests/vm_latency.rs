@@ -26,7 +26,7 @@ fn delay_is_measured_only_by_the_waiting_layers() -> Result<()> {
         "--rw",
         "randread",
         "--time",
-        "1.4",
+        "2.5",
         "--size",
         "16M",
     ];
