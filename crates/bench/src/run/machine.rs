@@ -261,7 +261,7 @@ impl Disturbance {
 /// Environment variable with an upper limit for the repetitions of disturbed measurements. Tests that run beside others set it.
 const RETRIES_MAX: &str = "LUNETTE_BENCH_RETRIES";
 
-/// Returns the number of repetitions, limited by [`RETRIES_MAX`].
+/// Returns the number of repetitions, limited by `RETRIES_MAX`.
 pub fn allowed_retries(wanted: u32) -> u32 {
     let limit = std::env::var(RETRIES_MAX).ok();
     let limit = limit.and_then(|text| text.parse().ok());
