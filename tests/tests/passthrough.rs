@@ -429,7 +429,7 @@ fn profile_denies_other_folders(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Boots a guest with a disk, whose content is `disk.raw`, a CD-ROM, and the file `policy` as a virtio disk.
+/// Boots a guest with three disks: `disk.raw` as a SCSI disk, `cd.raw` as a CD-ROM, `policy` as a virtio disk.
 fn with_devices(scratch: &Scratch, portal: std::net::SocketAddr) -> Result<Guest> {
     let (disk, cd) = (scratch.file("disk.raw"), scratch.file("cd.raw"));
     std::fs::File::create(&disk)?.set_len(16 << 20)?;

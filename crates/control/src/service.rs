@@ -27,7 +27,7 @@ fn of_control_group(group: &str) -> Option<String> {
 /// Quotes a word for a shell if necessary.
 pub fn shell_word(word: &str) -> String {
     let is_plain = |one: char| one.is_ascii_alphanumeric() || "/._-+@:".contains(one);
-    match word.chars().all(is_plain) {
+    match !word.is_empty() && word.chars().all(is_plain) {
         true => word.to_owned(),
         false => format!("'{}'", word.replace('\'', "'\\''")),
     }
@@ -54,5 +54,17 @@ mod tests {
             assert_eq!(of_control_group(group).as_deref(), expected, "{group}");
         }
         assert_eq!(restart_command(std::process::id(), |_| false), None);
+    }
+
+    #[test]
+    fn words_keep_their_text_in_a_shell() {
+        for (word, quoted) in [
+            ("/run/lunette-1.sock", "/run/lunette-1.sock"),
+            ("", "''"),
+            ("a b", "'a b'"),
+            ("it's", "'it'\\''s'"),
+        ] {
+            assert_eq!(shell_word(word), quoted);
+        }
     }
 }

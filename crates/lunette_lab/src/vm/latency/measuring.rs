@@ -19,7 +19,7 @@ use crate::vm::study::{Case, DiskRoute, quietly};
 
 /// Runs of the application without instruments. Their spread is that of the layers' runs.
 const PLAIN_RUNS: u32 = 3;
-/// Maximum number of repetitions of a run whose control differs from the runs without instruments.
+/// Maximum number of repetitions of a run, if its control differs from the runs without instruments.
 const RETRIES: u32 = 1;
 
 /// Measurement of a disk with one pattern.
