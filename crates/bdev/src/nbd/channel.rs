@@ -22,7 +22,7 @@ use nbd::wire::{command, command_flag, transmission};
 use uring::{Completion, Owner, Ring};
 
 use super::connector::Connection;
-use super::link::{self, Link};
+use super::link::{self, Growth, Link};
 use super::{Core, Export, extents};
 use crate::admit::Limits;
 use crate::slots::Slots;
@@ -231,7 +231,7 @@ impl NbdChannel {
             return;
         }
         let core = &self.export.core;
-        while !link.is_outgrown
+        while link.growth == Growth::None
             && link.transmission.in_flight() < core.options.queue_depth
             && link.has_room()
             && let Some(index) = self.waiting.front().copied()
@@ -240,7 +240,7 @@ impl NbdChannel {
             let (request, has_payload) =
                 next_request(core, slot, link.payload_max, self.status_span);
             if request.offset + request.length > link.size {
-                link.is_outgrown = true;
+                link.growth = Growth::Outgrown;
                 break;
             }
             self.waiting.pop_front();
@@ -251,7 +251,7 @@ impl NbdChannel {
             link.request(index, request, payload);
         }
         link.send(ring);
-        if link.is_outgrown && link.transmission.in_flight() == 0 {
+        if link.growth != Growth::None && link.transmission.in_flight() == 0 {
             self.leave_outgrown(ring);
         }
         let Some(link) = self.link.as_deref_mut() else {
@@ -275,10 +275,10 @@ impl NbdChannel {
         let Some(link) = self.link.as_deref_mut() else {
             return;
         };
-        if !must_flush || !has_flush || link.has_flushed {
+        if !must_flush || !has_flush || link.growth == Growth::Flushed {
             return link.disconnect();
         }
-        link.has_flushed = true;
+        link.growth = Growth::Flushed;
         let index = self.occupy(None, &IoRequest::flush(), &mut IoBuffer::default());
         let slot = &mut self.slots[index];
         slot.stage = Stage::Sent;
@@ -453,7 +453,7 @@ impl NbdChannel {
         }
         self.lose_unflushed(finished);
         let reason = link.closing.as_deref().unwrap_or_default();
-        let is_replaced = link.is_outgrown && reason == link::CLOSED;
+        let is_replaced = link.growth != Growth::None && reason == link::CLOSED;
         if !is_replaced {
             self.export.connector.lost(&self.export.core, reason);
         }

@@ -22,6 +22,16 @@ pub(super) mod token {
     pub const SEND: u64 = 2;
 }
 
+/// Growth of the export since the handshake of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Growth {
+    None,
+    /// Another connection replaces this one when no request is in flight.
+    Outgrown,
+    /// The same, after a flush of the writes of this connection, which may have failed.
+    Flushed,
+}
+
 /// Reason for the end of a connection that the disk does not need any more.
 pub(super) const CLOSED: &str = "closed";
 /// Size of the receive buffer: the replies to 32 reads of 4 KiB.
@@ -75,10 +85,7 @@ pub(super) struct Link {
     pub payload_max: u32,
     /// Size of the export at the handshake. Many servers keep it for the life of the connection.
     pub size: u64,
-    /// The export has grown since: another connection replaces this one when no request is in flight.
-    pub is_outgrown: bool,
-    /// Writes before the replacement were flushed, or could not be.
-    pub has_flushed: bool,
+    pub growth: Growth,
     outgoing: Outgoing,
     /// `None` while the kernel has it.
     pub input: Option<IoBuffer>,
@@ -206,8 +213,7 @@ impl Link {
             transmission: Transmission::new(session.style, allocation_of(&session)),
             payload_max: payload_max(&session, alignment),
             size: session.size,
-            is_outgrown: false,
-            has_flushed: false,
+            growth: Growth::None,
             outgoing: Outgoing::default(),
             input: Some(input),
             is_receiving: false,
