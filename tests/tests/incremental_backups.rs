@@ -2,13 +2,14 @@
 //! qemu-img. Needs: qemu-img. Takes: 20 s.
 #![forbid(unsafe_code)]
 
+use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use control::objects::{Bitmap, Job};
-use end_to_end::{Context, Result, Rig, Successor, ensure};
+use end_to_end::{Context, DaemonBuilder, Result, Rig, Scratch, Successor, ensure};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Range, status};
 
 const SOON: Duration = Duration::from_secs(60);
@@ -48,14 +49,16 @@ fn write(rig: &Rig, chunks: &[u64], byte: u8) -> Result<()> {
 }
 
 fn one_disk() -> Result<Rig> {
-    Rig::prepared(|scratch, daemon| {
-        let file = scratch.file("d0.raw");
-        let disk = format!("d0=file:{},size={SIZE},cache=writeback", file.display());
-        Ok(daemon
-            .disk(&disk)
-            .vhost_blk("d0")
-            .arguments(["--workers", "2"]))
-    })
+    Rig::prepared(|scratch, daemon| Ok(with_disk(scratch, daemon)))
+}
+
+fn with_disk(scratch: &Scratch, daemon: DaemonBuilder) -> DaemonBuilder {
+    let file = scratch.file("d0.raw");
+    let disk = format!("d0=file:{},size={SIZE},cache=writeback", file.display());
+    daemon
+        .disk(&disk)
+        .vhost_blk("d0")
+        .arguments(["--workers", "2"])
 }
 
 fn image(rig: &Rig, name: &str) -> String {
@@ -96,6 +99,22 @@ fn is_dirty(rig: &Rig, chunks: u64) -> Result<()> {
     ensure!(
         one.dirty == chunks * CHUNK && one.reason.is_none(),
         "{one:?}"
+    );
+    Ok(())
+}
+
+/// Writes to the file of a stopped daemon's disk like another program. The next daemon detects it.
+fn write_is_detected(rig: &mut Rig) -> Result<()> {
+    let file = rig.scratch.file("d0.raw");
+    let file = std::fs::File::options().write(true).open(file)?;
+    std::os::unix::fs::FileExt::write_all_at(&file, &[9; 512], 200 * CHUNK)?;
+    rig.daemon.start_again()?;
+    let reason = bitmaps(rig)?.remove(0).reason;
+    ensure!(
+        reason
+            .as_deref()
+            .is_some_and(|why| why.contains("not served")),
+        "{reason:?}"
     );
     Ok(())
 }
@@ -155,20 +174,8 @@ fn only_changes_are_copied_through_kills() -> Result<()> {
     ensure!(copied > 0 && copied <= CHUNK, "{copied} bytes of one chunk");
     same(&rig, "d0.raw", "tuesday.qcow2")?;
 
-    // Another program has written to the disk's file.
     ensure!(rig.daemon.stop(SOON)?.success());
-    let file = std::fs::File::options()
-        .write(true)
-        .open(folder.join("d0.raw"))?;
-    std::os::unix::fs::FileExt::write_all_at(&file, &[9; 512], 200 * CHUNK)?;
-    rig.daemon.start_again()?;
-    let reason = bitmaps(&rig)?.remove(0).reason;
-    ensure!(
-        reason
-            .as_deref()
-            .is_some_and(|why| why.contains("not served")),
-        "{reason:?}"
-    );
+    write_is_detected(&mut rig)?;
     ensure!(backup(&rig, &image(&rig, "wednesday.qcow2"))? > 4 * CHUNK);
     same(&rig, "d0.raw", "wednesday.qcow2")?;
     is_dirty(&rig, 0)?;
@@ -271,6 +278,38 @@ fn nothing_is_missed_while_clients_write() -> Result<()> {
     ensure!(rig.daemon.stop(SOON)?.success());
     qemu_img(&folder, &["check", "larger.qcow2"])?;
     Ok(())
+}
+
+/// A service manager stores the sockets of a daemon that stops, as for a restart.
+#[test]
+fn write_while_the_service_is_stopped_is_detected() -> Result<()> {
+    let mut manager = None;
+    let mut rig = Rig::prepared(|scratch, daemon| {
+        let path = scratch.socket("notify");
+        manager = Some(UnixDatagram::bind(&path)?);
+        let variable = format!("NOTIFY_SOCKET={}", path.display());
+        Ok(with_disk(scratch, daemon.under(&["env", &variable])))
+    })?;
+    let manager = manager.context("no service manager")?;
+    manager.set_nonblocking(true)?;
+    let stop = |rig: &mut Rig| -> Result<()> {
+        ensure!(rig.daemon.stop(SOON)?.success());
+        let (mut bytes, mut messages) = ([0; 512], String::new());
+        // This closes the sockets, which the next daemon replaces.
+        while let Ok(length) = manager.recv(&mut bytes) {
+            messages.push_str(&String::from_utf8_lossy(&bytes[..length]));
+        }
+        ensure!(messages.contains("FDNAME=handover.export"), "{messages}");
+        Ok(())
+    };
+    backup(&rig, &image(&rig, "full.qcow2"))?;
+    write(&rig, &[1], 1)?;
+    is_dirty(&rig, 1)?;
+    stop(&mut rig)?;
+    rig.daemon.start_again()?;
+    is_dirty(&rig, 1)?;
+    stop(&mut rig)?;
+    write_is_detected(&mut rig)
 }
 
 /// After an upgrade the new daemon continues the recorded bitmaps.

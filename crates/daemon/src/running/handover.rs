@@ -38,7 +38,6 @@ impl Running {
             (transports.vhost.hand_over_sessions(), portals, exports, nbd)
         });
         let (sessions, portals, exports, nbd) = served.unwrap_or_default();
-        self.overview.bitmaps.hand_over();
         let count = sessions.len();
         let mut others = Handover::default();
         if let Some(memory) = memory {
@@ -71,6 +70,8 @@ impl Running {
     /// Ends all clients and closes the disks, for the next daemon. Returns false if a disk may still be open. Disks remain for the drop if queues
     /// still use them, because an I/O or a front end does not respond. Blocks while the storage of another disk does not respond.
     pub fn release(&mut self) -> bool {
+        // A service manager starts the next daemon after the end of this one, which closes the bitmaps.
+        self.overview.bitmaps.hand_over();
         self.end_clients();
         let servers = &self.overview.servers;
         let mut live = self.overview.write_live();
