@@ -224,11 +224,15 @@ fn can_be_asked(config: &Config, options: &StartOptions) -> bool {
         || config.access.api_listen.is_some()
 }
 
-/// Gives the listening sockets of the previous daemon to the transports.
+/// Gives the listening sockets of the previous daemon to the transports. Until [`resume`], its sessions keep their exports from other front
+/// ends, which wait in the backlogs.
 fn take_over_listeners(servers: &Servers, handover: &mut Handover) {
     let Some(transports) = servers.transports() else {
         return;
     };
+    if handover.has_sessions() {
+        transports.vhost.hold_accepting();
+    }
     let portals = handover.take_all(&Item::Portal);
     transports.iscsi.take_over_portals(portals);
     let exports = handover.take_all(&Item::Export);
@@ -263,7 +267,6 @@ fn report_entrances(manager: &ManagerThread) -> Result<(), StartError> {
     reported.map_err(ended)
 }
 
-/// Resumes the sessions of the previous daemon. Front ends of failed sessions reconnect. All sockets are open by now.
 /// Logs values of the file that a change at run time replaces.
 pub fn log_shadowed(lines: &[String]) {
     for change in lines {
@@ -274,6 +277,8 @@ pub fn log_shadowed(lines: &[String]) {
     }
 }
 
+/// Resumes the sessions of the previous daemon, then accepts other front ends. Front ends of failed sessions reconnect. All sockets are open
+/// by now.
 fn resume(mut handover: Handover, overview: &Overview) {
     let Some(transports) = overview.servers.transports() else {
         return;
@@ -294,6 +299,7 @@ fn resume(mut handover: Handover, overview: &Overview) {
             );
         }
     }
+    transports.vhost.accept();
 }
 
 /// Opens the listener of the API or of metrics, if it is configured.

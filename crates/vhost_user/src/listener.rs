@@ -209,6 +209,8 @@ struct State {
     accepting: Accepting,
     /// Sessions were handed over.
     is_handed_over: AtomicBool,
+    /// No front end is accepted, because sessions of another process will be resumed.
+    holds_accepting: AtomicBool,
 }
 
 impl State {
@@ -219,6 +221,10 @@ impl State {
             false => END_WAIT_MAX,
         };
         Instant::now() + limit
+    }
+
+    fn may_accept(&self) -> bool {
+        !self.holds_accepting.load(Ordering::Acquire)
     }
 
     fn session_changed(&self, export: &str, connected: bool) {
@@ -254,6 +260,7 @@ impl Server {
             pool,
             accepting: Accepting::new()?,
             is_handed_over: AtomicBool::new(false),
+            holds_accepting: AtomicBool::new(false),
         });
         let accepting = state.clone();
         let thread = thread::Builder::new()
@@ -581,12 +588,15 @@ fn accept_all(state: &Arc<State>) {
     while state.accepting.is_accepting() {
         let listeners: Vec<Arc<UnixListener>> = lock(&state.exports)
             .iter()
-            .filter(|export| !export.is_refusing())
+            .filter(|export| state.may_accept() && !export.is_refusing())
             .filter_map(|export| export.listening.listener().cloned())
             .collect();
         state.accepting.wait(&listeners, None, "front ends");
         for export in lock(&state.exports).iter_mut() {
-            accept_one(export, state);
+            // Exports may have been added under a hold during the wait.
+            if state.may_accept() {
+                accept_one(export, state);
+            }
         }
     }
 }

@@ -196,6 +196,31 @@ fn partial_message_makes_its_session_unresponsive() {
     assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
 }
 
+/// A second front end connects between the start of the new server and the handover of the first one's session.
+#[test]
+fn second_front_end_does_not_get_the_export_of_a_session() {
+    let servers = [Rig::new(1), Rig::new(1)];
+    let device = ram(1 << 20);
+    let mut front_end = connect(&servers[0].serve("d", device.clone(), 1));
+    let mut queue = start_blk(&mut front_end, 0);
+    servers[1].server.hold_accepting();
+    let socket = servers[1].serve("d", device, 1);
+    // Wakes the accepting thread, which would accept the second front end.
+    let mut second = UnixStream::connect(&socket).unwrap();
+    servers[1].serve_ram("other", 1);
+    for session in servers[0].server.hand_over_sessions() {
+        servers[1].server.take_over_session(session).unwrap();
+    }
+    servers[1].server.accept();
+    second
+        .set_read_timeout(Some(Duration::from_secs(20)))
+        .unwrap();
+    assert_eq!(second.read(&mut [0; 1]).unwrap(), 0, "it is not refused");
+    drop(second);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    assert!(servers[1].is_connected("d"));
+}
+
 /// The server ends before its session threads: the connections no longer belong to it.
 #[test]
 fn server_that_ends_after_a_handover_ends_nobody() {

@@ -141,6 +141,11 @@ impl Handover {
         self.0.is_empty()
     }
 
+    /// Returns true if front ends are connected to the previous daemon.
+    pub(crate) fn has_sessions(&self) -> bool {
+        self.0.iter().any(|(item, _)| *item == Item::Sessions)
+    }
+
     /// Returns the names of all items except memory, which stays with the service manager.
     pub fn names(&self) -> Vec<String> {
         let items = self.0.iter().map(|(item, _)| item);

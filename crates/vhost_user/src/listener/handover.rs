@@ -129,6 +129,18 @@ impl Server {
         all
     }
 
+    /// Accepts no front end until [`Server::accept`]: the exports belong to sessions that another process has handed over. New front ends
+    /// wait in the backlogs. Must precede the first export.
+    pub fn hold_accepting(&self) {
+        self.state.holds_accepting.store(true, Ordering::Release);
+    }
+
+    /// Accepts front ends again, after the last [`Server::take_over_session`].
+    pub fn accept(&self) {
+        self.state.holds_accepting.store(false, Ordering::Release);
+        self.state.accepting.wake();
+    }
+
     /// Serves a front end that another process has handed over.
     ///
     /// # Errors
