@@ -44,13 +44,13 @@ pub(crate) trait TurnLocks: Send + Sync {
     /// Returns the services that answer a request for the locks, for messages.
     fn lock_service(&self) -> &'static str;
 
-    /// Takes the locks and adopts the size that another process has set. May block.
+    /// Takes the locks and adopts the size and the content that another process has written. May block.
     ///
     /// # Errors
     /// Another process has the lock, or the system refuses. A part of the locks may be taken.
     fn begin_turn(&self) -> io::Result<()>;
 
-    /// Releases the locks. May block.
+    /// Writes cached data and releases the locks. Also called after a failed [`TurnLocks::begin_turn`]. May block.
     ///
     /// # Errors
     /// The system refuses.

@@ -39,7 +39,8 @@ struct Loop {
     device: PathBuf,
     backing: PathBuf,
     _folder: Option<tempfile::TempDir>,
-    _alone: MutexGuard<'static, ()>,
+    /// `None` for another device of the test.
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Loop {
@@ -60,6 +61,17 @@ impl Loop {
             .unwrap()
             .set_len(size)
             .unwrap();
+        let mut made = Loop::attached(backing, sector);
+        made._alone = Some(alone);
+        made
+    }
+
+    /// Attaches another loop device to the same file.
+    fn beside(&self) -> Loop {
+        Loop::attached(&self.backing, 512)
+    }
+
+    fn attached(backing: &Path, sector: u32) -> Loop {
         let sector = sector.to_string();
         let device = succeed(
             "losetup",
@@ -75,7 +87,7 @@ impl Loop {
             device: device.into(),
             backing: backing.to_owned(),
             _folder: None,
-            _alone: alone,
+            _alone: None,
         }
     }
 }
@@ -278,6 +290,33 @@ fn block_device_in_use_by_turns_is_held_while_a_worker_uses_it() {
         assert_eq!(worker.write(0, &after), Ok(()));
         drop(worker);
         released(mine);
+    }
+}
+
+/// Two loop devices over one file are a logical unit of two hosts: each has its own page cache and its own locks.
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn cached_data_is_that_of_the_last_turn_on_any_host() {
+    let first = Loop::new(16 * MIB, 512);
+    let second = first.beside();
+    for (at, cache) in [(0, CacheMode::Writeback), (MIB, CacheMode::Writethrough)] {
+        let files = [&first, &second].map(|host| {
+            File::open(FileOptions {
+                cache,
+                lock: FileLock::WhileActive,
+                ..FileOptions::new(&host.device)
+            })
+            .unwrap()
+        });
+        for round in 0..4 {
+            let file = &files[usize::from(round) % 2];
+            let mut worker = Worker::new(file);
+            assert_eq!(worker.read(at, 4096), Ok(vec![round; 4096]), "{cache}");
+            assert_eq!(worker.write(at, &[round + 1; 4096]), Ok(()));
+            drop(worker);
+            let turns = file.capabilities().turns.unwrap();
+            turns.wait_for_release(release_deadline());
+        }
     }
 }
 

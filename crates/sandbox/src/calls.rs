@@ -166,6 +166,8 @@ pub const WORKER: &[Call] = &[
     (libc::SYS_fsync, Any),
     (libc::SYS_fdatasync, Any),
     (libc::SYS_sync_file_range, Any),
+    // Cached pages of a file that another daemon changes.
+    (libc::SYS_fadvise64, Any),
     (libc::SYS_ioctl, Is(1, CONTROLS)),
     // Client sockets.
     (libc::SYS_sendmsg, Any),
@@ -254,10 +256,4 @@ pub const SESSION: &[Call] = &[
     (libc::SYS_readlinkat, Any),
     #[cfg(target_arch = "x86_64")]
     (libc::SYS_readlink, Any),
-];
-
-/// Additional calls of a device thread. Its ring is created before the thread is confined.
-pub const DEVICE: &[Call] = &[
-    // Cached tables of an image that another daemon changes.
-    (libc::SYS_fadvise64, Any),
 ];

@@ -88,9 +88,9 @@ pub fn thread(mode: Mode, thread: Thread) -> Result<(), Error> {
     }
     let own = u64::from(std::process::id());
     let session = match thread {
-        Thread::Worker => &[][..],
+        // The ring of a device thread is created before the thread is confined.
+        Thread::Worker | Thread::Device => &[][..],
         Thread::Session => calls::SESSION,
-        Thread::Device => calls::DEVICE,
     };
     let allowed = calls::WORKER.iter().chain(session).copied();
     let mut rules = rules(allowed)?;

@@ -2,11 +2,13 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 
 pub use block::FileLock;
+use rustix::fs::Advice;
 use sys::file_lock;
 
-use super::{SharedFile, open, reopen};
+use super::{CacheMode, SharedFile, open, reopen};
 use crate::turn_lock::{TurnLocks, Users};
 
 impl TurnLocks for SharedFile {
@@ -24,11 +26,25 @@ impl TurnLocks for SharedFile {
 
     fn begin_turn(&self) -> io::Result<()> {
         self.take_locks()?;
-        self.follow_size()
+        if self.cache != CacheMode::None {
+            // The pages of this host are those of its last turn.
+            rustix::fs::fadvise(&self.control, 0, None, Advice::DontNeed)?;
+        }
+        self.follow_size()?;
+        self.has_turn.store(true, Ordering::Relaxed);
+        Ok(())
     }
 
     fn end_turn(&self) -> io::Result<()> {
-        self.release_locks()
+        let is_cached = self.cache != CacheMode::None && !self.info.read_only;
+        if is_cached && self.has_turn.load(Ordering::Relaxed) {
+            // Another host reads the storage, not the pages of this one.
+            rustix::fs::fdatasync(&self.control)
+                .inspect_err(|error| self.lose(error.raw_os_error()))?;
+        }
+        self.release_locks()?;
+        self.has_turn.store(false, Ordering::Relaxed);
+        Ok(())
     }
 }
 

@@ -364,6 +364,7 @@ fn examine(
         control,
         claim: Mutex::new(claim),
         users: Users::new(options.lock == FileLock::WhileActive),
+        has_turn: AtomicBool::new(false),
     })
 }
 
