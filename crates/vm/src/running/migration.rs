@@ -16,6 +16,7 @@ use crate::qmp::Qmp;
 use anyhow::{Context, Result, bail, ensure};
 use control::statistics::Statistics;
 use control::{Client, ClientError, Method, escape};
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -43,6 +44,9 @@ const SWITCH_INTERVAL: Duration = Duration::from_millis(5);
 /// Capability and state of a source that stops the guest and waits before the switch.
 const PAUSE: &str = "pause-before-switchover";
 const PAUSED: &str = "pre-switchover";
+/// Capability of both sides: the destination confirms that it has loaded the guest. Without it, the migration is complete when all data are
+/// sent, and a destination that fails to load them loses the guest.
+const RETURN_PATH: &str = "return-path";
 /// Bandwidth in bytes per second: no limit in practice.
 const BANDWIDTH: u64 = 4 << 30;
 
@@ -67,13 +71,23 @@ impl MigrationOptions {
         let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
         let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": self.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
-        let pause = json!({ "capability": PAUSE, "state": pauses });
-        source.command(
-            "migrate-set-capabilities",
-            json!({ "capabilities": [pause] }),
-        )?;
-        Ok(())
+        set_capabilities(source, &[(PAUSE, pauses), (RETURN_PATH, true)])
     }
+}
+
+fn set_capabilities(qemu: &mut Qmp, capabilities: &[(&str, bool)]) -> Result<()> {
+    let capabilities = capabilities.iter();
+    let all = capabilities.map(|(name, state)| json!({ "capability": name, "state": state }));
+    let all: Vec<Value> = all.collect();
+    qemu.command("migrate-set-capabilities", json!({ "capabilities": all }))?;
+    Ok(())
+}
+
+/// Makes the destination wait for the guest at `uri`.
+fn wait_for_guest(destination: &mut Qmp, uri: &Value) -> Result<()> {
+    set_capabilities(destination, &[(RETURN_PATH, true)])?;
+    destination.command("migrate-incoming", uri.clone())?;
+    Ok(())
 }
 
 /// Progress of a migration.
@@ -452,7 +466,7 @@ impl Supervisor {
         let (mut to, console, agent) = self.start_destination(&folder, &incoming)?;
         let uri = json!({ "uri": format!("unix:{}", folder.file(STREAM_SOCKET).display()) });
         let mut destination = connect(&folder.file(NEXT_QMP), &mut to)?;
-        destination.command("migrate-incoming", uri.clone())?;
+        wait_for_guest(&mut destination, &uri)?;
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
         options.set(&mut source, checks.disks.is_some())?;
@@ -462,11 +476,16 @@ impl Supervisor {
         }
         let until = Instant::now() + Duration::from_secs(options.seconds);
         let begun = source.command("migrate", uri);
-        let ended = begun.and_then(|_| wait_for_switch(&mut source, until, stream, checks));
+        let ended = begun.and_then(|_| {
+            let signal = |signal| to.signal(signal);
+            wait_for_switch(&mut source, until, stream, checks, &signal)
+        });
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
         let status = match ended {
             Ok(status) => status,
             Err(error) => {
+                // It must not run the guest beside the source.
+                to.kill().unwrap_or(());
                 let runs = source.wait_until_running(START_LIMIT);
                 runs.context(error.to_string())?;
                 if let Some(port) = &port {
@@ -565,12 +584,13 @@ struct Checks<'a> {
 }
 
 /// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if a check
-/// fails.
+/// fails. `signal` sends a signal to the destination.
 fn wait_for_switch(
     source: &mut Qmp,
     until: Instant,
     stream: &UnixStream,
     checks: &Checks<'_>,
+    signal: &dyn Fn(Signal) -> Result<()>,
 ) -> Result<Value> {
     let mut cancelled: Option<String> = None;
     let mut pauses = checks.disks.is_some();
@@ -579,7 +599,13 @@ fn wait_for_switch(
         let status = source.command("query-migrate", json!({}))?;
         let mut reason = None;
         match status["status"].as_str().unwrap_or_default() {
-            "completed" => return Ok(status),
+            "completed" => {
+                if cancelled.is_some() {
+                    // The destination had confirmed before it was stopped.
+                    signal(Signal::CONT)?;
+                }
+                return Ok(status);
+            }
             "failed" | "cancelled" => {
                 let reason = cancelled.or(status["error-desc"].as_str().map(str::to_owned));
                 bail!(reason.unwrap_or_else(|| "QEMU has reported no reason".to_owned()))
@@ -604,6 +630,8 @@ fn wait_for_switch(
                 .map(|error| format!("{error:#}"));
         }
         if let (Some(reason), None) = (reason, &cancelled) {
+            // The destination may have all data and run the guest that the source continues. An error means that it has ended.
+            signal(Signal::STOP).unwrap_or(());
             source.command("migrate_cancel", json!({}))?;
             cancelled = Some(reason);
         }
@@ -655,133 +683,4 @@ fn new_values(before: Option<&Buckets>, after: Option<&Buckets>) -> Vec<u64> {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exports_of_a_second_qemu_have_a_suffix() {
-        let first = json!({ "kind": "vhost-blk", "name": "b0", "disk": "d0", "socket": "/run/b0.sock", "queues": 2, "status": {} });
-        let moved = MovedExport::new(first.clone()).unwrap();
-        let second = json!({ "kind": "vhost-blk", "name": "b0.2", "disk": "d0", "socket": "/run/b0.sock.2", "queues": 2 });
-        assert_eq!(moved.to, second);
-        let back = MovedExport::new(second).unwrap();
-        assert_eq!(
-            (&back.to["name"], &back.to["socket"]),
-            (&first["name"], &first["socket"])
-        );
-    }
-
-    #[test]
-    fn nexus_of_a_controller_moves_with_the_guest() {
-        let first = json!({ "kind": "vhost-scsi", "name": "c0", "socket": "/run/c0.sock" });
-        let moved = MovedExport::new(first).unwrap();
-        assert_eq!(
-            (&moved.to["name"], &moved.to["nexus"]),
-            (&json!("c0.2"), &json!("c0"))
-        );
-        let back = MovedExport::new(moved.to).unwrap();
-        assert_eq!(
-            (&back.to["name"], &back.to["nexus"]),
-            (&json!("c0"), &json!("c0"))
-        );
-    }
-
-    #[test]
-    fn only_whole_paths_of_sockets_are_replaced() {
-        let words = [
-            "-chardev",
-            "socket,id=b0-socket,path=/run/b0,reconnect=1",
-            "socket,id=b1-socket,path=/run/b0.sock",
-            "-qmp",
-            "unix:/run/qmp.sock,server=on,wait=off",
-        ];
-        let words = words.map(str::to_owned);
-        let pairs = [("/run/b0", "/run/b0.2"), ("/run/qmp.sock", "/run/next")];
-        let pairs = pairs.map(|(from, to)| (from.to_owned(), to.to_owned()));
-        assert_eq!(
-            with_sockets(&words, &pairs),
-            [
-                "-chardev",
-                "socket,id=b0-socket,path=/run/b0.2,reconnect=1",
-                "socket,id=b1-socket,path=/run/b0.sock",
-                "-qmp",
-                "unix:/run/next,server=on,wait=off",
-            ]
-        );
-    }
-
-    /// Acts as the monitor of a source QEMU. The migration has this state until a command ends it.
-    fn unfinished_migration(listener: &UnixListener, state: &str) {
-        let (mut stream, _) = listener.accept().unwrap();
-        let reader = BufReader::new(stream.try_clone().unwrap());
-        writeln!(stream, "{}", json!({ "QMP": {} })).unwrap();
-        let mut status = state;
-        for line in reader.lines() {
-            let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
-            let answer = match command["execute"].as_str() {
-                Some("query-migrate") => json!({ "status": status }),
-                _ => json!({}),
-            };
-            match command["execute"].as_str() {
-                Some("migrate_cancel") => status = "cancelled",
-                Some("migrate-continue") => status = "completed",
-                _ => {}
-            }
-            writeln!(stream, "{}", json!({ "return": answer })).unwrap();
-        }
-    }
-
-    /// Waits for the end of a migration with this state. Returns the error, or an empty text.
-    fn end_of(state: &str, has_client: bool, seconds: u64, checks: &Checks<'_>) -> String {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("qmp.sock");
-        let listener = UnixListener::bind(&path).unwrap();
-        let (ours, client) = UnixStream::pair().unwrap();
-        let _client = has_client.then_some(client);
-        let until = Instant::now() + Duration::from_secs(seconds);
-        std::thread::scope(|scope| {
-            scope.spawn(|| unfinished_migration(&listener, state));
-            let mut source = Qmp::connect(&path).unwrap();
-            let ended = wait_for_switch(&mut source, until, &ours, checks);
-            ended
-                .err()
-                .map(|error| format!("{error:#}"))
-                .unwrap_or_default()
-        })
-    }
-
-    #[test]
-    fn migration_without_client_or_daemon_is_cancelled() {
-        let checks = |connected| Checks {
-            connected,
-            disks: None,
-        };
-        let reason = end_of("active", false, 100, &checks(&|| Ok(())));
-        assert!(reason.contains("has ended"), "{reason}");
-        let reason = end_of("active", true, 0, &checks(&|| Ok(())));
-        assert!(reason.contains("time limit"), "{reason}");
-        let lost = || bail!("the daemon is lost");
-        let reason = end_of("active", true, 100, &checks(&lost));
-        assert_eq!(reason, "the daemon is lost");
-    }
-
-    #[test]
-    fn disks_are_checked_again_while_the_guest_is_stopped() {
-        let refused: &dyn Fn() -> Result<()> = &|| bail!("disk d has persistent reservations");
-        let checks = |disks| Checks {
-            connected: &|| Ok(()),
-            disks: Some(disks),
-        };
-        let refused = end_of("pre-switchover", true, 100, &checks(refused));
-        assert_eq!(refused, "disk d has persistent reservations");
-        assert_eq!(end_of("pre-switchover", true, 100, &checks(&|| Ok(()))), "");
-    }
-
-    #[test]
-    fn stops_are_those_since_the_start() {
-        let before = vec![(100, 2), (500, 1)];
-        let after = vec![(100, 3), (200, 2), (500, 1)];
-        assert_eq!(new_values(Some(&before), Some(&after)), [100, 200, 200]);
-        assert!(new_values(None, None).is_empty());
-    }
-}
+mod tests;
