@@ -6,7 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 use cli_common::Outcome;
 use serde_json::json;
-use vm::running::{Migrated, MigrationOptions, MigrationProgress, Registry, migrate};
+use vm::running::{
+    Migrated, MigrationOptions, MigrationProgress, Registry, SECONDS_MAX, migrate,
+};
 
 use super::failed;
 
@@ -25,7 +27,7 @@ pub struct MigrateArguments {
     #[arg(long, value_name = "MIB", value_parser = clap::value_parser!(u32).range(1..))]
     bandwidth: Option<u32>,
     /// Time limit in seconds. The migration is then cancelled and the guest continues
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX))]
     within: u64,
     /// Control socket of another daemon on this machine, which serves the same disks. It serves the guest afterwards
     #[arg(long, value_name = "SOCKET")]
@@ -114,7 +116,31 @@ fn described(name: &str, migrated: &Migrated) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use clap::Command;
     use vm::running::ExportStops;
+
+    use crate::vm::plug::UnplugArguments;
+    use crate::vm::stop::StopArguments;
+
+    #[test]
+    fn time_limits_are_at_most_a_day() {
+        let command = Command::new("vm");
+        for (command, words) in [
+            (MigrateArguments::augment_args(command.clone()), &["guest1"][..]),
+            (StopArguments::augment_args(command.clone()), &["guest1"]),
+            (UnplugArguments::augment_args(command), &["guest1", "d"]),
+        ] {
+            let parse = |limit: &str| {
+                let words = [&["vm"][..], words, &["--within", limit]].concat();
+                command.clone().try_get_matches_from(words)
+            };
+            for (limit, is_valid) in [("0", true), ("86400", true), ("86401", false)] {
+                assert_eq!(parse(limit).is_ok(), is_valid, "{words:?} {limit}");
+            }
+            let refused = parse("18446744073709551615").unwrap_err().to_string();
+            assert!(refused.contains("0..=86400"), "{refused}");
+        }
+    }
 
     #[test]
     fn result_shows_both_kinds_of_times() {

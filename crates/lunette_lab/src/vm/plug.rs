@@ -15,7 +15,7 @@ use control::objects::Export;
 use control::{Client, Method, escape};
 use serde_json::{Value, json};
 use vm::Qmp;
-use vm::running::{Plugged, QMP_SOCKET, Registry, RuntimeFolder, State};
+use vm::running::{Plugged, QMP_SOCKET, Registry, RuntimeFolder, SECONDS_MAX, State};
 
 use super::failed;
 use super::running_daemon::ask;
@@ -70,7 +70,7 @@ pub struct UnplugArguments {
     /// Name of the disk, as given to `lunette vm plug`
     disk: String,
     /// Time limit in seconds for the guest to release the disk
-    #[arg(long, value_name = "SECONDS", default_value_t = 30)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 30, value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX))]
     within: u64,
 }
 

@@ -12,7 +12,7 @@ use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, find_sibling, print_line};
 use vm::running::{
     ConsoleEnd, GuestEnd, MONITOR_SOCKET, OwnDaemon, Phase, Program, Readiness, Recipe, Registry,
-    RuntimeFolder, State, Supervisor, attach,
+    RuntimeFolder, SECONDS_MAX, State, Supervisor, attach,
 };
 use vm::topology::Plan;
 use vm::{Accelerator, tool};
@@ -51,6 +51,7 @@ pub struct RunArguments {
         long,
         value_name = "SECONDS",
         default_value_t = 240,
+        value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX),
         help_heading = "Run"
     )]
     boot_limit: u64,

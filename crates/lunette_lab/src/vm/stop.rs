@@ -8,7 +8,8 @@ use cli_common::{Outcome, print_line};
 use serde_json::json;
 use vm::Qmp;
 use vm::running::{
-    AGENT_SOCKET, ExecInput, QMP_SOCKET, Registry, RuntimeFolder, State, exec, terminate,
+    AGENT_SOCKET, ExecInput, QMP_SOCKET, Registry, RuntimeFolder, SECONDS_MAX, State, exec,
+    terminate,
 };
 
 use super::failed;
@@ -20,7 +21,7 @@ pub struct StopArguments {
     /// Name of the guest
     name: String,
     /// Time limit in seconds for the guest to power off or reboot
-    #[arg(long, value_name = "SECONDS", default_value_t = 120)]
+    #[arg(long, value_name = "SECONDS", default_value_t = 120, value_parser = clap::value_parser!(u64).range(..=SECONDS_MAX))]
     within: u64,
 }
 

@@ -47,6 +47,8 @@ const PAUSED: &str = "pre-switchover";
 /// Capability of both sides: the destination confirms that it has loaded the guest. Without it, the migration is complete when all data are
 /// sent, and a destination that fails to load them loses the guest.
 const RETURN_PATH: &str = "return-path";
+/// Longest time limit of a migration in seconds.
+pub const SECONDS_MAX: u64 = 86_400;
 /// Bandwidth in bytes per second: no limit in practice.
 const BANDWIDTH: u64 = 4 << 30;
 
@@ -58,7 +60,7 @@ pub struct MigrationOptions {
     /// MiB per second that QEMU sends at most.
     #[serde(default)]
     pub bandwidth_mib: Option<u32>,
-    /// Time until the migration is cancelled, in seconds.
+    /// Time until the migration is cancelled, in seconds, at most [`SECONDS_MAX`].
     pub seconds: u64,
     /// Control socket of the daemon that serves the guest afterwards. `None`: the present daemon.
     pub to_daemon: Option<PathBuf>,
@@ -474,7 +476,7 @@ impl Supervisor {
         if let Some(port) = &port {
             port.pause();
         }
-        let until = Instant::now() + Duration::from_secs(options.seconds);
+        let until = Instant::now() + Duration::from_secs(options.seconds.min(SECONDS_MAX));
         let begun = source.command("migrate", uri);
         let ended = begun.and_then(|_| {
             let signal = |signal| to.signal(signal);

@@ -22,7 +22,9 @@ mod watcher;
 
 pub use client::{CommandEnd, ExecInput, exec};
 pub use console::{ConsoleEnd, attach};
-pub use migration::{ExportStops, Migrated, MigrationOptions, MigrationProgress, migrate};
+pub use migration::{
+    ExportStops, Migrated, MigrationOptions, MigrationProgress, SECONDS_MAX, migrate,
+};
 pub use network::{Tap, TapOptions, card_properties};
 pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{
