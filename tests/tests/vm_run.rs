@@ -146,13 +146,15 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
         "{refused}"
     );
     guests.ok(&["unplug", "two", "plugged"])?;
-    // The limit is exceeded at once.
+    // The limit is exceeded at once. The guest is paused, and stays so.
+    guests.ok(&["monitor", "two", "stop"])?;
     let cancelled = guests.refused(&["migrate", "two", "--within", "0"])?;
     ensure!(
         cancelled.contains("guest two continues")
             && cancelled.contains("hint: set a longer --within"),
         "{cancelled}"
     );
+    guests.ok(&["monitor", "two", "cont"])?;
     let load = "guest-agent soak --file /dev/vda --seed 7 --depth 4 --while /tmp/load";
     let load = guests
         .command(&["exec", "two", load])

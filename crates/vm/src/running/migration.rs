@@ -13,7 +13,7 @@ use super::supervisor::{
 use crate::interrupt::interrupted;
 use crate::process::{Process, wait_until};
 use crate::qmp::Qmp;
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Error, Result, bail, ensure};
 use control::statistics::Statistics;
 use control::{Client, ClientError, Method, escape};
 use rustix::process::Signal;
@@ -472,6 +472,7 @@ impl Supervisor {
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
         options.set(&mut source, checks.disks.is_some())?;
+        let was_running = source.is_running()?;
         let port = self.agent.clone();
         if let Some(port) = &port {
             port.pause();
@@ -485,20 +486,7 @@ impl Supervisor {
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
         let status = match ended {
             Ok(status) => status,
-            Err(error) => {
-                // It must not run the guest beside the source.
-                to.kill().unwrap_or(());
-                let runs = source.wait_until_running(START_LIMIT);
-                runs.context(error.to_string())?;
-                if let Some(port) = &port {
-                    port.resume();
-                }
-                let log = to.log_tail();
-                return Err(error.context(format!(
-                    "the migration failed, guest {} continues\n{log}",
-                    self.state.name
-                )));
-            }
+            Err(error) => return Err(self.stay(&mut source, &mut to, was_running, error)),
         };
         // The destination runs the guest from here on.
         self.state.qemu = Some(to.id());
@@ -509,7 +497,7 @@ impl Supervisor {
         self.end_switch(&folder, old)
             .and(moved)
             .and(connected)
-            .and_then(|()| destination.wait_until_running(START_LIMIT))
+            .and_then(|()| wait_until_running(&mut destination, was_running))
             .and_then(|()| (checks.connected)())
             .with_context(|| {
                 format!(
@@ -518,6 +506,23 @@ impl Supervisor {
                 )
             })?;
         Ok(status)
+    }
+
+    /// Continues in the old QEMU after a failed migration. Returns its error.
+    fn stay(&self, source: &mut Qmp, to: &mut Process, was_running: bool, error: Error) -> Error {
+        // It must not run the guest beside the source.
+        to.kill().unwrap_or(());
+        if let Some(port) = &self.agent {
+            port.resume();
+        }
+        if let Err(stopped) = wait_until_running(source, was_running) {
+            return stopped.context(error.to_string());
+        }
+        error.context(format!(
+            "the migration failed, guest {} continues\n{}",
+            self.state.name,
+            to.log_tail()
+        ))
     }
 
     /// Starts a QEMU that waits for the guest. Returns it with its connections for the console and the agent.
@@ -551,6 +556,14 @@ impl Supervisor {
         killed?;
         renamed.into_iter().collect::<Result<(), _>>()?;
         Ok(())
+    }
+}
+
+/// Waits until a guest runs again. A guest that was paused stays paused.
+fn wait_until_running(qemu: &mut Qmp, was_running: bool) -> Result<()> {
+    match was_running {
+        true => qemu.wait_until_running(START_LIMIT),
+        false => Ok(()),
     }
 }
 
