@@ -629,7 +629,21 @@ fn size_is_valid_in_the_other_daemon(export: &str, first: &Rig, second: &Rig) ->
         ensure!(begin.elapsed() < LIMIT, "the old capacity is shown");
         std::thread::sleep(Duration::from_millis(20));
     }
+    let resized = second.daemon.ask(&["disk", "resize", export, "65M"])?;
+    ensure!(resized.status.success(), "{resized:?}");
     ends[1].stop_queue(0)?;
+    // The first daemon learns the size with its next use, the backup.
+    let copy = first.scratch.file(&format!("{export}-copy.raw"));
+    let target = format!("file:{}", copy.display());
+    let words = ["disk", "backup", export, &target, "--at", "end", "--wait"];
+    let refused = first.daemon.ask(&words)?;
+    let stderr = String::from_utf8_lossy(&refused.stderr);
+    ensure!(
+        stderr.contains("another daemon has resized the disk"),
+        "{stderr}"
+    );
+    first.daemon.lunette(&words)?;
+    ensure!(std::fs::metadata(copy)?.len() == 65 << 20);
     Ok(())
 }
 

@@ -6,6 +6,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use block::SECTOR_BYTES;
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, Disk, Mirror, RangeLock, TARGET_PATIENCE};
 use control::EventKind;
 use control::objects::JobState;
@@ -155,6 +156,24 @@ impl Copying {
         let io = BlockingIo::new(Arc::clone(device)).map(|io| self.patient(io, limit));
         let kind = device.kind();
         io.map_err(|error| format!("cannot attach the job to the device ({kind}): {error}"))
+    }
+
+    /// Attaches the job to the source. With `lock = "while-active"` this may begin a turn: another daemon may have changed the disk.
+    fn open_source(&self) -> Result<BlockingIo, String> {
+        let mut source = self.open(&self.source, None)?;
+        if self.source.capabilities().turns.is_none() {
+            return Ok(source);
+        }
+        // The owner of an image answers after it has begun the turn, which marks the dirty bitmaps.
+        let read = source.read_at(0, &mut [0; SECTOR_BYTES as usize]);
+        read.map_err(|error| format!("cannot read the disk: {error}"))?;
+        let (before, now) = (self.job.total, source.bytes());
+        match before == now {
+            true => Ok(source),
+            false => Err(format!(
+                "another daemon has resized the disk from {before} to {now} bytes; hint: repeat the command"
+            )),
+        }
     }
 
     /// Adds the name of the target to an error.
@@ -308,7 +327,7 @@ impl Driver {
 
     fn open(&mut self) -> Event {
         let copying = &self.copying;
-        let opened = copying.open(&copying.source, None).and_then(|source| {
+        let opened = copying.open_source().and_then(|source| {
             // Clients wait for the held range as long as the target's I/O takes.
             let target = copying.open(&copying.target, Some(TARGET_PATIENCE))?;
             Ok(RangeIo::new(source, target))
