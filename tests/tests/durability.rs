@@ -5,10 +5,11 @@
 use end_to_end::files::{file_system_check, file_system_round_trip};
 use end_to_end::rig::{kernel_is_content, number};
 use end_to_end::{Context, Guest, GuestBuilder, Result, Rig, Scratch, Soak, bail, ensure};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Write;
 use std::time::Duration;
+use vhost_frontend::{FrontEnd, Options};
 
 const EIO: i64 = 5;
 const EINVAL: i64 = 22;
@@ -398,4 +399,22 @@ fn second_daemon_cannot_open_a_written_file() -> Result<()> {
         "{status}: {log}"
     );
     rig.daemon.process().check_running()
+}
+
+/// Another export of the disk, to which a guest migrates, does not have this state.
+#[test]
+fn disabled_write_cache_is_state_of_the_disk() -> Result<()> {
+    let rig = Rig::new(|daemon| {
+        let daemon = daemon.disk("d=file:d.raw,size=1M,cache=writeback");
+        daemon.vhost_blk("d")
+    })?;
+    let front_end = FrontEnd::connect(&rig.socket("d"), &Options::default())?;
+    for (writeback, expected) in [(0, json!(["writethrough"])), (1, Value::Null)] {
+        // Offset 32 of the configuration space is `writeback`.
+        front_end.write_config(32, &[writeback])?;
+        let disk: Value = control::get(&rig.daemon.control(), "/v1/disks/d")?;
+        let state = &disk["status"]["initiator_state"];
+        ensure!(*state == expected, "{disk}");
+    }
+    Ok(())
 }

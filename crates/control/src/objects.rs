@@ -95,7 +95,8 @@ pub struct DiskStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reservations_unknown: Option<String>,
     /// Kinds of state that SCSI initiators have set and that another daemon with the disk does not have: `reservations`, `mode-pages`,
-    /// `sanitize` for an unfinished SANITIZE or FORMAT UNIT, `ejected`.
+    /// `sanitize` for an unfinished SANITIZE or FORMAT UNIT, `ejected`. `writethrough`: a virtio-blk driver has disabled the write cache,
+    /// which another export of the disk does not have.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub initiator_state: Vec<String>,
     /// Damage that was found in the image of the disk.

@@ -55,6 +55,8 @@ pub struct ExportStatus {
     pub connected: bool,
     /// Process of the connected front end.
     pub peer: Option<Peer>,
+    /// The driver has disabled the write cache.
+    pub is_write_cache_disabled: bool,
 }
 
 /// The socket of an export that cannot be bound yet.
@@ -475,6 +477,7 @@ impl Server {
             path: export.path.clone(),
             connected: export.is_connected(),
             peer: lock(&export.session).as_ref().and_then(SessionHandle::peer),
+            is_write_cache_disabled: export.device.is_write_cache_disabled(),
         };
         exports.iter().map(status).collect()
     }

@@ -175,7 +175,10 @@ fn driver_that_turns_write_back_off_gets_every_write_durable() {
     const WRITEBACK: u32 = 32;
     assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [1]);
     assert!(!write(&mut queue), "write-back as it begins");
+    let is_disabled = || rig.server.status()[0].is_write_cache_disabled;
+    assert!(!is_disabled());
     front_end.write_config(WRITEBACK, &[0]).unwrap();
+    assert!(is_disabled());
     assert_eq!(front_end.config(WRITEBACK, 1).unwrap(), [0]);
     assert!(write(&mut queue), "turned off");
     let range = Range {

@@ -234,6 +234,10 @@ impl VirtioDevice for BlkDevice {
         self.set_writeback(true);
     }
 
+    fn is_write_cache_disabled(&self) -> bool {
+        !self.writeback.load(Ordering::Relaxed)
+    }
+
     fn is_replaced(&self) -> bool {
         let last = self.last_disk.as_ref();
         last.is_some_and(|last| last.is_other_than(&self.identity()))

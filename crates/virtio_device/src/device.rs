@@ -175,6 +175,11 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// values without reading them again.
     fn forget_config(&self) {}
 
+    /// Returns true if the driver has disabled the write cache. QEMU does not transfer this in a migration.
+    fn is_write_cache_disabled(&self) -> bool {
+        false
+    }
+
     /// Returns true if the disk differs from that of the last driver, and the driver cannot be notified.
     fn is_replaced(&self) -> bool {
         false

@@ -1,5 +1,7 @@
 //! `/v1/disks`: disks and their configuration.
 
+use std::collections::HashSet;
+
 use ::control::objects::{Disk, ErrorPolicy, Limits, Size};
 use axum::Json;
 use axum::body::Bytes;
@@ -13,6 +15,7 @@ use super::allowed_paths::Caller;
 use super::api::{Api, Force, ForceQuery, Path, force, json};
 use super::error_responses::{BodyErrors, ChangeErrors, NameErrors, ReadErrors};
 use super::server::blocking;
+use crate::exports::without_write_cache;
 use crate::objects::{Change, Fault, Live, Refusal, bodies, users_of_all};
 use crate::overview::Overview;
 use config::{DiskConfig, disk_json, disk_settings_json, limits_json, size_json};
@@ -206,9 +209,10 @@ fn missing(name: &str, live: &Live) -> ErrorResponse {
 fn all(overview: &Overview) -> Vec<Disk> {
     let live = overview.live();
     let mut users = users_of_all(&live.config);
+    let uncached = uncached(overview);
     let disks = live.config.disks.iter().map(|config| {
         let used_by = users.remove(config.name.as_str()).unwrap_or_default();
-        with_status(overview, &live, config, used_by)
+        with_status(overview, &live, config, used_by, &uncached)
     });
     disks.collect()
 }
@@ -231,7 +235,15 @@ fn one(overview: &Overview, name: &str) -> Result<Disk, ErrorResponse> {
     let config = live.config.disk(name);
     let config = config.ok_or_else(|| missing(name, &live))?;
     let used_by = crate::objects::users(&live.config, name);
-    Ok(with_status(overview, &live, config, used_by))
+    let uncached = uncached(overview);
+    Ok(with_status(overview, &live, config, used_by, &uncached))
+}
+
+/// Returns the exports with a write cache that the driver has disabled.
+fn uncached(overview: &Overview) -> HashSet<String> {
+    let transports = overview.servers.transports();
+    let uncached = transports.as_ref().map(without_write_cache);
+    uncached.unwrap_or_default()
 }
 
 fn with_status(
@@ -239,11 +251,14 @@ fn with_status(
     live: &Live,
     config: &DiskConfig,
     used_by: Vec<String>,
+    uncached: &HashSet<String>,
 ) -> Disk {
+    let is_uncached = used_by.iter().any(|export| uncached.contains(export));
     let mut status = bodies::disk_status(live, config, used_by);
     if let Some(disk) = live.disks.get(&config.name) {
         let state = overview.servers.units.initiator_state(disk);
-        status.initiator_state = state.into_iter().map(str::to_owned).collect();
+        let state = state.into_iter().chain(is_uncached.then_some("writethrough"));
+        status.initiator_state = state.map(str::to_owned).collect();
     }
     Disk {
         status: Some(status),

@@ -265,6 +265,13 @@ pub(crate) fn connected(transports: &Transports) -> HashSet<String> {
     vhost.chain(iscsi).chain(nbd).collect()
 }
 
+/// Returns the virtio-blk exports with a write cache that the driver has disabled.
+pub(crate) fn without_write_cache(transports: &Transports) -> HashSet<String> {
+    let vhost = transports.vhost.status().into_iter();
+    let disabled = vhost.filter(|export| export.is_write_cache_disabled);
+    disabled.map(|export| export.name).collect()
+}
+
 /// Returns the TCP addresses of an NBD export, as bound.
 pub(crate) fn tcp_addresses(export: &nbd_server::ExportStatus) -> Vec<String> {
     let addresses = export.addresses.iter();

@@ -281,11 +281,12 @@ impl Supervisor {
         let exports = self.exports(&control, to)?;
         let check_disks = |patience| {
             let names: Vec<&str> = exports.iter().map(|one| text(&one.from, "name")).collect();
-            other_daemon::check(&control, to, &names, patience)
+            match to_daemon {
+                Some(to) => other_daemon::check(&control, to, &names, patience),
+                None => other_daemon::check_within(&control, &names, patience),
+            }
         };
-        if to_daemon.is_some() {
-            check_disks(CHECK_LIMIT)?;
-        }
+        check_disks(CHECK_LIMIT)?;
         let check_again = || check_disks(REQUEST_LIMIT);
         let client = Client::new(&control);
         let before = queue_stops(&client)?;

@@ -6,6 +6,9 @@ use control::{Client, DiskStatus, ExportStatus, Status};
 use std::path::Path;
 use std::time::Duration;
 
+/// State of a virtio-blk disk: the driver has disabled the write cache. The export has this state, and QEMU does not move it.
+const WRITETHROUGH: &str = "writethrough";
+
 /// State of a daemon.
 struct Daemon<'a> {
     control: &'a Path,
@@ -61,11 +64,10 @@ impl SharedDisk<'_> {
         }
     }
 
-    /// Checks that no initiator has set state that is in this daemon only.
-    fn check_initiator_state(&self, is_scsi: bool) -> Result<()> {
+    /// Checks that no guest or initiator has set state that a migration loses.
+    fn check_initiator_state(&self, is_lost: impl Fn(&str) -> bool) -> Result<()> {
         let mut state = self.disk.status.iter().flat_map(|s| &s.initiator_state);
-        // Guests with a virtio-blk disk see only that its content is undefined.
-        let Some(kind) = state.find(|kind| is_scsi || *kind == "sanitize") else {
+        let Some(kind) = state.find(|kind| is_lost(kind)) else {
             return Ok(());
         };
         let (state, hint) = match kind.as_str() {
@@ -82,6 +84,10 @@ impl SharedDisk<'_> {
                 "wait for its end, or repeat it if it has failed",
             ),
             "ejected" => ("an ejected medium", "load it in the guest: eject -t"),
+            WRITETHROUGH => (
+                "a disabled write cache",
+                "enable it in the guest: echo write back > /sys/block/vdX/cache_type",
+            ),
             other => (other, "reset it in the guest"),
         };
         bail!(
@@ -178,6 +184,25 @@ pub(super) fn check(from: &Path, to: &Path, moved: &[&str], patience: Duration) 
     Ok(())
 }
 
+/// Checks that the exports `moved` have no state that is lost in a migration to other exports of the daemon.
+///
+/// # Errors
+/// A guest has disabled the write cache of a virtio-blk disk. It would send no flushes after the migration.
+pub(super) fn check_within(control: &Path, moved: &[&str], patience: Duration) -> Result<()> {
+    let daemon = Daemon::ask(control, patience)?;
+    let is_moved = |export: &&ExportStatus| {
+        export.kind == "vhost-blk" && moved.contains(&export.name.as_str())
+    };
+    let exports = daemon.status.exports.iter().filter(is_moved);
+    for name in exports.flat_map(|export| &export.luns).map(|lun| &lun.disk) {
+        let disk = daemon.disk(name);
+        let disk = disk.with_context(|| format!("no disk {name}"))?;
+        disk.check_initiator_state(|kind| kind == WRITETHROUGH)
+            .with_context(|| format!("disk {name}"))?;
+    }
+    Ok(())
+}
+
 /// Compares the storage of two disks: the identity or path if they have the same back end, otherwise the size. With the same back end, the
 /// second daemon may show an old size.
 fn check_storage(here: &SharedDisk<'_>, there: &SharedDisk<'_>) -> Result<()> {
@@ -237,8 +262,14 @@ fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>, is_scsi: bool) -> R
         there.lock(),
         here.lock_hint()
     );
-    here.check_initiator_state(is_scsi)?;
-    there.check_initiator_state(is_scsi)?;
+    let is_lost = |kind: &str| match kind {
+        WRITETHROUGH => !is_scsi,
+        // Guests with a virtio-blk disk see only that its content is undefined.
+        "sanitize" => true,
+        _ => is_scsi,
+    };
+    here.check_initiator_state(is_lost)?;
+    there.check_initiator_state(is_lost)?;
     let shown = |one: &SharedDisk<'_>| {
         let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
         format!(
@@ -396,6 +427,10 @@ mod tests {
             let block = refusal_of(&state(kind), &[], false);
             assert_eq!(block.is_empty(), kind != "sanitize", "{block}");
         }
+        let uncached = state("writethrough");
+        let block = refusal_of(&uncached, &[], false);
+        assert!(block.contains("A has a disabled write cache"), "{block}");
+        assert_eq!(refusal(&uncached, &[]), "");
     }
 
     #[test]
