@@ -257,7 +257,9 @@ fn with_status(
     let mut status = bodies::disk_status(live, config, used_by);
     if let Some(disk) = live.disks.get(&config.name) {
         let state = overview.servers.units.initiator_state(disk);
-        let state = state.into_iter().chain(is_uncached.then_some("writethrough"));
+        let state = state
+            .into_iter()
+            .chain(is_uncached.then_some("writethrough"));
         status.initiator_state = state.map(str::to_owned).collect();
     }
     Disk {

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use block::SECTOR_BYTES;
 use bdev::{BlockDevice, BlockingIo, DirtyBitmap, Disk, Mirror, RangeLock, TARGET_PATIENCE};
+use block::SECTOR_BYTES;
 use control::EventKind;
 use control::objects::JobState;
 use jobs::copy::{Action, Announcement, Device, Goal, Lacking, Plan};

@@ -6,9 +6,7 @@ use std::path::PathBuf;
 use clap::Args;
 use cli_common::Outcome;
 use serde_json::json;
-use vm::running::{
-    Migrated, MigrationOptions, MigrationProgress, Registry, SECONDS_MAX, migrate,
-};
+use vm::running::{Migrated, MigrationOptions, MigrationProgress, Registry, SECONDS_MAX, migrate};
 
 use super::failed;
 
@@ -126,7 +124,10 @@ mod tests {
     fn time_limits_are_at_most_a_day() {
         let command = Command::new("vm");
         for (command, words) in [
-            (MigrateArguments::augment_args(command.clone()), &["guest1"][..]),
+            (
+                MigrateArguments::augment_args(command.clone()),
+                &["guest1"][..],
+            ),
             (StopArguments::augment_args(command.clone()), &["guest1"]),
             (UnplugArguments::augment_args(command), &["guest1", "d"]),
         ] {
