@@ -182,6 +182,9 @@ impl Bitmaps {
         let mut state = self.lock();
         for (name, disk) in disks {
             let Some((record, doubt)) = state.found.remove(&state::file_name(name)) else {
+                if let Some(of_disk) = state.disks.get_mut(name) {
+                    of_disk.reopened(folder, disk);
+                }
                 continue;
             };
             let of_disk = self.open(folder, disk, record, doubt);
@@ -239,17 +242,7 @@ impl Bitmaps {
                 bitmap.broken = Some(format!("it cannot be persisted: {error}"));
             }
         }
-        for bitmap in &record.bitmaps {
-            let Some(broken) = &bitmap.broken else {
-                continue;
-            };
-            let bitmap = &bitmap.name;
-            tracing::warn!(
-                disk = name,
-                bitmap,
-                "dirty bitmap invalid, the next backup copies everything: {broken}"
-            );
-        }
+        warn_of_broken(name, &record);
         let recorder = Arc::clone(disk.recorder());
         recorder.record_in(mapped.values().cloned().collect());
         OfDisk {
@@ -542,7 +535,42 @@ impl Bitmaps {
     }
 }
 
+/// Logs the unusable bitmaps of a disk.
+fn warn_of_broken(disk: &str, record: &Record) {
+    for bitmap in &record.bitmaps {
+        let Some(broken) = &bitmap.broken else {
+            continue;
+        };
+        let bitmap = &bitmap.name;
+        tracing::warn!(
+            disk,
+            bitmap,
+            "dirty bitmap invalid, the next backup copies everything: {broken}"
+        );
+    }
+}
+
 impl OfDisk {
+    /// Records the changes of the newly opened disk. An earlier opening could not be served and was closed, so writes may be missing.
+    fn reopened(&mut self, folder: &Path, disk: &Arc<Disk>) {
+        for bitmap in &mut self.record.bitmaps {
+            let reason = || "an earlier attempt to serve the disk has failed".to_owned();
+            bitmap.broken.get_or_insert_with(reason);
+        }
+        self.record.identity = disk.info().identity.to_string();
+        self.disk = Arc::downgrade(disk);
+        self.recorder = Arc::clone(disk.recorder());
+        let name = disk.name();
+        warn_of_broken(name, &self.record);
+        if let Err(error) = save(folder, name, &self.record) {
+            tracing::warn!(
+                disk = name,
+                "cannot persist the dirty bitmaps, remove them: {error}"
+            );
+        }
+        self.follow();
+    }
+
     fn follow(&self) {
         let bitmaps = self.mapped.values().cloned();
         self.recorder.record_in(bitmaps.collect());

@@ -32,6 +32,11 @@ impl Setup {
     /// Starts a daemon: loads its bitmaps and opens its disk.
     fn start(&self, system_run: &str) -> (Bitmaps, Arc<Disk>) {
         let bitmaps = Bitmaps::load_in_run(Some(self.folder.path()), system_run, &self.damaged);
+        let disk = self.open(&bitmaps);
+        (bitmaps, disk)
+    }
+
+    fn open(&self, bitmaps: &Bitmaps) -> Arc<Disk> {
         let options = FileOptions {
             size: None,
             ..FileOptions::new(self.file())
@@ -44,7 +49,7 @@ impl Setup {
         let disk = Disk::with_options("D 0", options, Arc::new(device)).unwrap();
         let disk = Arc::new(disk);
         bitmaps.attach(&HashMap::from([("D 0".to_owned(), Arc::clone(&disk))]));
-        (bitmaps, disk)
+        disk
     }
 
     fn files(&self) -> usize {
@@ -176,6 +181,28 @@ fn closed_disk_retains_its_bitmap_unless_changed() {
             .unwrap()
             .contains("not served")
     );
+}
+
+#[test]
+fn disk_opened_again_is_recorded_in_new_bitmaps() {
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    drop((bitmaps, disk));
+    let (bitmaps, unserved) = setup.start("run");
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
+    // The disk's exports failed. The next attempt opens it again.
+    drop(unserved);
+    let disk = setup.open(&bitmaps);
+    let reason = dirty(&bitmaps)[0].2.clone().unwrap();
+    assert!(reason.contains("attempt to serve"), "{reason}");
+    assert!(bitmaps.bits("D 0", "daily").is_none());
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 3);
+    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+    drop((bitmaps, disk));
+    let (bitmaps, _disk) = setup.start("run");
+    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
 }
 
 #[test]
