@@ -192,6 +192,17 @@ impl Bitmaps {
         }
     }
 
+    /// Distrusts the bitmaps of closed disks that are not open yet: other programs may write to their files after [`Bitmaps::load`].
+    pub(crate) fn distrust(&self, is_meant: impl Fn(&str) -> bool) {
+        for (disk, (record, doubt)) in &mut self.lock().found {
+            if record.left.is_some() && is_meant(&state_files::key_of(disk)) {
+                doubt.get_or_insert(
+                    "the disk was not open since the start, and its file may have been changed",
+                );
+            }
+        }
+    }
+
     fn open(
         &self,
         folder: &Path,

@@ -184,6 +184,37 @@ fn closed_disk_retains_its_bitmap_unless_changed() {
 }
 
 #[test]
+fn disk_that_opens_late_has_no_valid_bitmap() {
+    let setup = Setup::new();
+    let file = setup.file();
+    let (bitmaps, disk) = setup.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    drop(disk);
+    bitmaps.close(|_| vec![file.clone()]);
+    let load = || Bitmaps::load_in_run(Some(setup.folder.path()), "run", &setup.damaged);
+    let bitmaps = load();
+    bitmaps.distrust(|disk| disk != "D 0");
+    let disk = setup.open(&bitmaps);
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)], "another disk is late");
+    drop(disk);
+    bitmaps.close(|_| vec![file.clone()]);
+    let bitmaps = load();
+    bitmaps.distrust(|disk| disk == "D 0");
+    // Another program had the file open at the start.
+    std::fs::write(&file, vec![1; SIZE as usize]).unwrap();
+    let disk = setup.open(&bitmaps);
+    let reason = dirty(&bitmaps)[0].2.clone().unwrap();
+    assert!(reason.contains("not open since the start"), "{reason}");
+    back_up(&bitmaps, &disk, "daily");
+    drop((bitmaps, disk));
+    // The bitmaps of a killed daemon have no state of the file.
+    let bitmaps = load();
+    bitmaps.distrust(|_| true);
+    let _disk = setup.open(&bitmaps);
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
+}
+
+#[test]
 fn disk_opened_again_is_recorded_in_new_bitmaps() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");

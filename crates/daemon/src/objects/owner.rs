@@ -18,7 +18,7 @@
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Instant;
 
-use bdev::Disk;
+use bdev::{Disk, DiskState};
 
 use super::changes::Change;
 use super::closing::CurrentChange;
@@ -241,7 +241,12 @@ impl Owner {
         };
         let result = self.become_(next, options);
         match &result {
-            Ok(_) => self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop)),
+            Ok(_) => {
+                let is_opening =
+                    |disk: &str| matches!(self.waiting.state(disk), Some(DiskState::Opening));
+                self.disks.bitmaps.distrust(|disk| !is_opening(disk));
+                self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop));
+            }
             Err(_) => self.current.close_here(),
         }
         match (result, &self.state_store) {

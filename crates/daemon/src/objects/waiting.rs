@@ -195,6 +195,7 @@ impl Owner {
             false => by_name.collect(),
         };
         for (disk, reason) in &opening.failed {
+            self.disks.bitmaps.distrust(|name| name == disk);
             let config = by_name.get(disk.as_str()).copied();
             // A required disk is tried again below, and the start fails with its error.
             let Some(config) = config.filter(|config| !config.require) else {
@@ -321,6 +322,7 @@ impl Owner {
         if let Err(error) = started {
             let reason = format!("cannot start a thread to open it: {error}");
             self.waiting.failed(disk, reason, Instant::now());
+            self.disks.bitmaps.distrust(|name| name == disk.name);
         }
     }
 
