@@ -194,7 +194,7 @@ fn extents_after_the_first_4096_are_skipped() {
 }
 
 /// Rules of structured replies, and replies that break them.
-const BROKEN: [(&str, &str); 24] = [
+const BROKEN: [(&str, &str); 25] = [
     (
         "no such request",
         "668e33ef 0001 0000 00000001 00000003 00000000",
@@ -216,6 +216,10 @@ const BROKEN: [(&str, &str); 24] = [
         "67446698 00000005 00000001 00000000",
     ),
     ("no data", "668e33ef 0001 0000 00000001 00000000 00000000"),
+    (
+        "no extents",
+        "668e33ef 0001 0000 00000001 00000002 00000000",
+    ),
     (
         "empty chunk in between",
         "668e33ef 0000 0000 00000001 00000000 00000000",

@@ -509,6 +509,10 @@ impl Transmission {
             (None, Expected::Data { length, .. }) if state.covered < length => {
                 return Err(Violation::Reply("data of a read is missing"));
             }
+            // The caller would use the previous content of its buffer as extents.
+            (None, Expected::Status { is_complete: false }) => {
+                return Err(Violation::Reply("status is missing"));
+            }
             (None, _) => Ok(()),
         };
         state.expected = Expected::Nothing;
