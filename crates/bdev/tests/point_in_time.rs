@@ -24,8 +24,12 @@ const BLOCKS: u64 = 402;
 const SIZE: u64 = BLOCKS * BLOCK;
 
 fn ram() -> Arc<dyn BlockDevice> {
+    ram_of(SIZE)
+}
+
+fn ram_of(size: u64) -> Arc<dyn BlockDevice> {
     let ram = Ram::create(RamOptions {
-        size: SIZE,
+        size,
         ..RamOptions::default()
     });
     Arc::new(ram.unwrap())
@@ -338,6 +342,22 @@ fn hung_scratch_delays_writes_until_the_point_ends() {
     assert!(!one.backend.is_closed());
     let now = content(&source).unwrap();
     assert_eq!((now[100 * 4096], now[101 * 4096]), (7, 8));
+}
+
+/// Reads of holes complete at once. A long discard yields to other requests of the worker.
+#[test]
+fn long_discard_of_holes_yields_to_other_requests() {
+    const LONG: u64 = 64 << 20;
+    let source = ram_of(LONG);
+    let point = PointInTime::new(Arc::clone(&source), ram_of(LONG), u64::MAX);
+    let mut worker = Worker::new(&*point.layer());
+    let discard = worker.submit(IoRequest::discard(0, LONG), IoBuffer::default());
+    assert_eq!(worker.backend.in_flight(), 1, "the worker was not yielded");
+    let read = worker.submit(IoRequest::read(0, BLOCK), IoBuffer::owned(BLOCK as usize));
+    assert_eq!(worker.wait(read).0, Ok(()));
+    assert_eq!(worker.wait(discard).0, Ok(()));
+    assert_eq!(worker.order, [read, discard]);
+    assert_eq!((point.error(), point.scratch_used()), (None, 0));
 }
 
 #[test]

@@ -26,6 +26,8 @@ const WOKEN: u64 = 0;
 const TIMER: u64 = 1;
 /// Bytes that are compared with zeroes at a time.
 const COMPARED: usize = 4096;
+/// Maximum number of copies of one write in sequence. Copies may complete at once, and other requests of the worker wait meanwhile.
+const COPIES_MAX: u32 = 16;
 
 pub(super) struct CopyBeforeWrite {
     shared: Arc<SharedPoint>,
@@ -139,6 +141,7 @@ impl WriteChannel {
 
     /// Continues a slot without a copy in flight. Returns the write if it has ended; it was submitted or waits otherwise.
     fn advance(&mut self, ring: &mut Ring, index: u32) -> Option<Finished> {
+        let mut copies = 0;
         loop {
             let slot = &mut self.slots[index];
             if slot.copy.is_some() {
@@ -150,6 +153,10 @@ impl WriteChannel {
                 return self.finish(index, Err(IoErrorKind::Cancelled.into()));
             }
             let range = write.io.offset..write.io.offset.saturating_add(write.io.length);
+            if copies == COPIES_MAX {
+                self.inbox.inbox().put(index.into(), ());
+                return None;
+            }
             let waiter = || Waiter {
                 inbox: Arc::clone(self.inbox.inbox()),
                 slot: index.into(),
@@ -160,6 +167,7 @@ impl WriteChannel {
                 Claim::Settled => return self.start_write(ring, index),
                 Claim::Copy(range) => self.start_copy(ring, index, range),
             }
+            copies += 1;
         }
     }
 
