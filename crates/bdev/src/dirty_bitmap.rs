@@ -129,6 +129,9 @@ impl FrozenBitmap {
 
     /// Returns the end of the uniform piece at `offset`, at most `end`, and whether it is dirty. Bytes beyond the disk are dirty.
     pub fn piece(&self, offset: u64, end: u64) -> (u64, bool) {
+        if offset >= self.disk_bytes {
+            return (end, true);
+        }
         let first = offset / DirtyBitmap::GRANULARITY;
         let word = |at: usize| self.words.get(at).copied().unwrap_or(u64::MAX);
         let mut at = usize::try_from(first / 64).unwrap_or(usize::MAX);
@@ -148,7 +151,7 @@ impl FrozenBitmap {
         };
         let next = match is_dirty {
             true => next,
-            false => next.min(self.disk_bytes.max(offset + 1)),
+            false => next.min(self.disk_bytes),
         };
         (next.min(end), is_dirty)
     }
@@ -310,6 +313,8 @@ mod tests {
         assert_eq!(found, wanted);
         assert_eq!(frozen.piece(10 * CHUNK, size), (63 * CHUNK, false));
         assert_eq!(frozen.piece(5 * CHUNK + 1, 6 * CHUNK), (6 * CHUNK, false));
+        // Bytes beyond the disk.
+        assert_eq!(frozen.piece(201 * CHUNK, 900 * CHUNK), (900 * CHUNK, true));
         // A disk that has grown since its bitmap.
         let grown = FrozenBitmap::copy(&bitmap, 900 * CHUNK).unwrap();
         assert_eq!(grown.piece(300 * CHUNK, 900 * CHUNK), (900 * CHUNK, true));

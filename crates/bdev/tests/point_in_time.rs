@@ -277,6 +277,22 @@ fn clients_read_their_writes_and_the_source_has_them() {
     assert_eq!(worker.backend.in_flight(), 0);
 }
 
+/// The source grows before the reader is made, for example on an NBD server.
+#[test]
+fn reader_has_the_size_of_the_start() {
+    let source = ram();
+    fill(&source);
+    let start = content(&source).unwrap();
+    let point = PointInTime::new(Arc::clone(&source), ram(), u64::MAX);
+    source.set_size(2 * SIZE).unwrap();
+    source.capacity().set(2 * SIZE);
+    assert_eq!(source.info().geometry.capacity_bytes(), 2 * SIZE);
+    let reader = point.reader();
+    assert_eq!(reader.info().geometry.capacity_bytes(), SIZE);
+    assert!(Worker::new(&*reader).read(SIZE, 4096).is_err());
+    assert_eq!(content(&reader).unwrap(), start);
+}
+
 /// Bad scratch devices, a source that cannot be read, and a limit: clients notice none of them.
 #[test]
 fn lost_point_is_invisible_to_clients() {

@@ -25,7 +25,8 @@ pub(super) struct PointInTimeReader {
 
 impl PointInTimeReader {
     pub fn new(shared: Arc<SharedPoint>) -> PointInTimeReader {
-        let source = shared.source.info();
+        // The source may have grown since.
+        let source = shared.source.info().resized(shared.lock().disk_bytes());
         let scratch = shared.scratch.info();
         let info = DiskInfo {
             io_alignment: source.io_alignment.max(scratch.io_alignment),

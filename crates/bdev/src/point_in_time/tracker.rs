@@ -179,6 +179,11 @@ impl<W> Tracker<W> {
         }
     }
 
+    /// Returns the size of the disk at the point in time.
+    pub fn disk_bytes(&self) -> u64 {
+        self.disk_bytes
+    }
+
     pub fn settled(&self) -> &Arc<SettledUnits> {
         &self.settled
     }
