@@ -133,12 +133,13 @@ impl Server {
         disk: Arc<Disk>,
     ) -> Result<Vec<Address>, ServerError> {
         let shared = &self.state.shared;
+        // Until the export is inserted, the end of another export would close the new listeners.
+        let mut listeners = lock(&self.state.listeners);
         let mut addresses = options.addresses.iter();
         if let Some(address) = addresses.find(|one| shared.has_export(one, &options.export_name)) {
             let address = address.clone();
             return Err(ServerError::NameTaken(options.export_name, address));
         }
-        let mut listeners = lock(&self.state.listeners);
         let mut open = Vec::new();
         for address in &options.addresses {
             match listeners.add(address, rights) {
@@ -150,10 +151,10 @@ impl Server {
                 }
             }
         }
-        drop(listeners);
         let name = options.name.clone();
         let export = Arc::new(Export::new(options, disk, shared.export_memory()));
         lock(&shared.exports).insert(name, export);
+        drop(listeners);
         self.state.accepting.wake();
         Ok(open)
     }

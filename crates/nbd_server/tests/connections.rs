@@ -290,6 +290,18 @@ fn all_contexts_of_a_status_cover_the_same_range() {
 }
 
 #[test]
+fn removed_export_leaves_the_listeners_of_new_exports() {
+    const TURNS: usize = 100;
+    let rig = rig();
+    std::thread::scope(|scope| {
+        for name in ["a", "b"] {
+            let rig = &rig;
+            scope.spawn(move || (0..TURNS).for_each(|_| rig.add_and_remove(name)));
+        }
+    });
+}
+
+#[test]
 fn sessions_begin_and_end() {
     let rig = rig();
     let mut client = rig.open("d0", Style::Simple);

@@ -73,6 +73,16 @@ impl Rig {
         });
     }
 
+    /// Adds an export on a Unix socket of its own, opens it and removes it.
+    pub fn add_and_remove(&self, name: &str) {
+        let path = self.socket.with_file_name(name);
+        self.add_at(options(name, false, Address::Unix(path.clone())));
+        let stream = UnixStream::connect(path).expect("the export has a listener");
+        stream.set_read_timeout(Some(LIMIT)).unwrap();
+        Client::open(stream, name, Style::Structured).expect("the export is open");
+        self.server.remove_export(name);
+    }
+
     /// Adds an export on a free TCP port. Returns its address.
     pub fn add_tcp(&self, name: &str) -> std::net::SocketAddr {
         let any = Address::Tcp("127.0.0.1:0".parse().unwrap());
