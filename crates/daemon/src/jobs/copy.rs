@@ -6,11 +6,12 @@ use std::fs::File;
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use bdev::{BlockDevice, DiscardMode, Disk};
 use control::EventKind;
 
+use super::backup::take;
 use super::copying::Copying;
 use super::exchange::failed;
 use super::incremental::{CheckpointNames, Incremental, image_over};
@@ -104,9 +105,25 @@ pub(super) fn prepare_target(
 pub(super) fn run_copying(copying: Copying) -> Result<(), Refusal> {
     let (context, job) = (copying.context.clone(), Arc::clone(&copying.job));
     context.event_bus.publish(EventKind::JobStarted, &job.disk);
-    let started = context.jobs.run(move || copying.run());
+    // Stays here if the thread cannot start.
+    let copying = Arc::new(Mutex::new(Some(copying)));
+    let of_thread = Arc::clone(&copying);
+    let started = context.jobs.run(move || {
+        if let Some(copying) = take(&of_thread) {
+            copying.run();
+        }
+    });
     started.map_err(|error| {
         let refusal = failed(&job.disk, &format!("cannot start a thread: {error}"));
+        match take(&copying) {
+            // Switches the disk from the layer of the commit to its image.
+            Some(commit) if commit.begun.is_some() => {
+                job.cancel();
+                commit.run();
+            }
+            Some(copying) => copying.remove_target(),
+            None => {}
+        }
         job.give_up(&context.jobs, &refusal);
         refusal
     })

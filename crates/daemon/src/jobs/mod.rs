@@ -309,13 +309,13 @@ impl Job {
     }
 
     /// Marks a job that could not start as failed and removes it.
-    fn give_up(&self, jobs: &Jobs, refusal: &Refusal) {
+    fn give_up(self: &Arc<Job>, jobs: &Jobs, refusal: &Refusal) {
         let state = match self.is_cancelled() {
             true => JobState::Cancelled,
             false => JobState::Failed,
         };
         self.set_state(state, Some(refusal.to_string()));
-        jobs.take_back(&self.disk);
+        jobs.take_back(self);
     }
 
     /// Runs the start of the job, which may block, on a thread of its own. Returns early if the job is cancelled; the job then ends with
@@ -549,8 +549,7 @@ struct Unannounced(Jobs, Arc<Job>);
 impl Drop for Unannounced {
     fn drop(&mut self) {
         let mut all = self.0.lock();
-        let is_this = |known: &Arc<Job>| Arc::ptr_eq(known, &self.1);
-        if all.jobs.get(&self.1.disk).is_some_and(is_this) {
+        if all.has(&self.1) {
             all.jobs.remove(&self.1.disk);
         }
     }
@@ -563,6 +562,14 @@ struct All {
     before: BTreeMap<String, Arc<Job>>,
     threads: Vec<JoinHandle<()>>,
     is_ending: bool,
+}
+
+impl All {
+    /// Returns true if this is the last job of its disk.
+    fn has(&self, job: &Arc<Job>) -> bool {
+        let known = self.jobs.get(&job.disk);
+        known.is_some_and(|known| Arc::ptr_eq(known, job))
+    }
 }
 
 /// The last job of each disk.
@@ -605,12 +612,15 @@ impl Jobs {
         }
     }
 
-    /// Removes a job that did not start and restores its predecessor.
-    fn take_back(&self, disk: &str) {
+    /// Removes a job that did not start and restores its predecessor, unless another job of the disk has begun meanwhile.
+    fn take_back(&self, job: &Arc<Job>) {
         let mut all = self.lock();
-        match all.before.remove(disk) {
-            Some(before) => all.jobs.insert(disk.to_owned(), before),
-            None => all.jobs.remove(disk),
+        if !all.has(job) {
+            return;
+        }
+        match all.before.remove(&job.disk) {
+            Some(before) => all.jobs.insert(job.disk.clone(), before),
+            None => all.jobs.remove(&job.disk),
         };
     }
 
@@ -687,20 +697,25 @@ impl Jobs {
 mod tests {
     use super::*;
 
-    fn mirror_job() -> (Arc<Job>, Mirror, Jobs) {
-        let ram = || -> Arc<dyn BlockDevice> {
-            let options = bdev::RamOptions {
-                size: 1 << 20,
-                ..bdev::RamOptions::default()
-            };
-            Arc::new(bdev::Ram::create(options).unwrap())
+    fn ram() -> Arc<dyn BlockDevice> {
+        let options = bdev::RamOptions {
+            size: 1 << 20,
+            ..bdev::RamOptions::default()
         };
+        Arc::new(bdev::Ram::create(options).unwrap())
+    }
+
+    fn begin(jobs: &Jobs) -> Arc<Job> {
         let disk = Disk::new("d", None, ram()).unwrap();
-        let mirror = Mirror::new(ram(), ram());
-        let jobs = Jobs::default();
         let target = Some("nbd://h/e".to_owned());
         let job = jobs.begin(Job::new(&disk, JobKind::Mirror, target));
-        let job = job.unwrap();
+        job.unwrap()
+    }
+
+    fn mirror_job() -> (Arc<Job>, Mirror, Jobs) {
+        let mirror = Mirror::new(ram(), ram());
+        let jobs = Jobs::default();
+        let job = begin(&jobs);
         job.register_mirror(&mirror);
         (job, mirror, jobs)
     }
@@ -747,5 +762,18 @@ mod tests {
         assert_eq!(job.body().reason.as_deref(), Some(reason));
         job.waits_for_target(false);
         assert_eq!(job.body().reason, None);
+    }
+
+    #[test]
+    fn job_that_does_not_start_leaves_its_successor_in_the_list() {
+        let jobs = Jobs::default();
+        let first = begin(&jobs);
+        first.set_state(JobState::Failed, None);
+        // Another job begins before the failed one is removed.
+        let next = begin(&jobs);
+        jobs.take_back(&first);
+        assert!(jobs.at_work("d").is_some());
+        next.give_up(&jobs, &Refusal::Ending);
+        assert!(Arc::ptr_eq(&jobs.of("d").unwrap(), &first));
     }
 }

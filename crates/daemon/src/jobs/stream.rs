@@ -54,7 +54,11 @@ pub fn start_stream(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
         running.set_state(state, reason);
         events.publish(event, &running.disk);
     });
-    started.map_err(|error| failed(&name, &format!("cannot start a thread: {error}")))?;
+    if let Err(error) = started {
+        let refusal = failed(&name, &format!("cannot start a thread: {error}"));
+        job.give_up(&context.jobs, &refusal);
+        return Err(refusal);
+    }
     Ok(job)
 }
 
