@@ -571,6 +571,14 @@ impl Disk {
         replacement::check_shape(&presented, &new)
     }
 
+    /// As [`Disk::check_copy`], for a copy that receives the changes of clients.
+    ///
+    /// # Errors
+    /// The property that prevents it.
+    pub fn check_mirrored_copy(&self, device: &dyn BlockDevice) -> Result<(), BrokenPromise> {
+        replacement::check_mirrored(&self.info(), &device.info())
+    }
+
     /// Withdraws the promise that discarded blocks read as zeroes, which no client has seen.
     pub fn withdraw_discard_zeroes(&self) {
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);

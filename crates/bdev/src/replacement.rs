@@ -66,6 +66,19 @@ pub(crate) fn check_shape(presented: &DiskInfo, new: &DiskInfo) -> Result<(), Br
     Ok(())
 }
 
+/// As [`check_shape`], for a copy that receives the changes of clients.
+pub(crate) fn check_mirrored(presented: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
+    check_shape(presented, new)?;
+    // A discard is mirrored as zeroes if clients rely on them.
+    let writes_zeroes = presented.write_zeroes || presented.discard_zeroes;
+    match writes_zeroes && !new.write_zeroes {
+        true => Err(BrokenPromise(
+            "it cannot write zeroes, but clients use write zeroes; hint: omit --at end".to_owned(),
+        )),
+        false => Ok(()),
+    }
+}
+
 /// Checks whether a device keeps the promises to clients. Features that they negotiated, or that written data relies on, cannot be
 /// withdrawn. Atomic writes and anchored blocks can: such commands fail, without loss.
 pub(crate) fn check(presented: &DiskInfo, new: &DiskInfo) -> Result<(), BrokenPromise> {
@@ -218,5 +231,14 @@ mod tests {
             // The reverse replacement breaks no promise.
             assert_eq!(check(&new, &presented), Ok(()), "{expected}");
         }
+        let plain = DiskInfo {
+            discard_zeroes: false,
+            write_zeroes: false,
+            ..presented.clone()
+        };
+        assert_eq!(check_shape(&presented, &plain), Ok(()));
+        let broken = check_mirrored(&presented, &plain).unwrap_err().to_string();
+        assert!(broken.contains("cannot write zeroes"), "{broken}");
+        assert_eq!(check_mirrored(&plain, &plain), Ok(()));
     }
 }

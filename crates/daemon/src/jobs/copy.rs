@@ -285,7 +285,9 @@ pub(super) fn begin(
         .inspect_err(|_| remove())?;
     let checked = match job.kind {
         // No client uses the target of a backup.
-        JobKind::Backup => disk.check_copy(&*target),
+        JobKind::Backup if job.backup.is_some() => disk.check_copy(&*target),
+        // It receives the changes of clients until the end of the job.
+        JobKind::Backup => disk.check_mirrored_copy(&*target),
         _ => {
             (target, config.discard) = keep_discards(disk, target, config.discard);
             disk.check_device(&*target)
