@@ -294,6 +294,21 @@ mod tests {
     }
 
     #[test]
+    fn growth_marks_the_rest_of_the_last_chunk() {
+        let size = 2 * CHUNK + 512;
+        let device = crate::Null::create(crate::NullOptions {
+            size,
+            ..crate::NullOptions::default()
+        });
+        let disk = crate::Disk::new("d", None, Arc::new(device.unwrap())).unwrap();
+        let (_file, bitmap) = bitmap(size);
+        disk.recorder().record_in(vec![Arc::clone(&bitmap)]);
+        disk.resize(3 * CHUNK).unwrap();
+        let wanted = [(2 * CHUNK, false), (3 * CHUNK, true)];
+        assert_eq!(pieces(&bitmap, 3 * CHUNK), wanted);
+    }
+
+    #[test]
     fn frozen_bits_are_those_of_one_moment() {
         let size = 200 * CHUNK + 512;
         let (_file, bitmap) = bitmap(size);

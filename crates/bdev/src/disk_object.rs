@@ -392,8 +392,10 @@ impl Disk {
     }
 
     fn set_size(&self, size: u64) {
-        if size < self.info().geometry.capacity_bytes() {
-            self.recorder.mark(size, u64::MAX);
+        let before = self.info().geometry.capacity_bytes();
+        if size != before {
+            // The last bit of the smaller disk also covers bytes beyond its end.
+            self.recorder.mark(size.min(before), u64::MAX);
         }
         let mut info = self.info.write().unwrap_or_else(PoisonError::into_inner);
         *info = Arc::new(DiskInfo {
