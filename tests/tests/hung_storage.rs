@@ -126,7 +126,11 @@ impl Bed {
     }
 
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
-        let socket = self.rig.socket("h");
+        self.writes_to("h", offset)
+    }
+
+    fn writes_to(&self, disk: &str, offset: u64) -> JoinHandle<Result<()>> {
+        let socket = self.rig.socket(disk);
         std::thread::spawn(move || {
             let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
             let options = QueueOptions::default();
@@ -509,11 +513,18 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
 fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()> {
-    let bed = Bed::with_client()?;
+    let disks = [H, "s=file:@s.raw,size=4M,cache=writeback"];
+    let bed = Bed::new(&disks, &[], &["h", "s"])?;
     bed.mount.hang_file("t.raw", &[kind::WRITE]);
+    // A snapshot holds its disk during its second flush.
+    bed.mount.hang_later("s.raw", kind::FSYNC, 1);
+    let image = bed.rig.scratch.file("s.qcow2");
+    let image = json!({ "disks": [{ "disk": "s", "path": image }] });
+    let snapshot = bed.hangs(Method::POST, "/v1/snapshot", &image)?;
+    let held = bed.writes_to("s", 0);
     let begun = Instant::now();
     bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
-    waits_until(|| Ok(bed.mount.held() > 0))?;
+    waits_until(|| Ok(bed.mount.held() > 1))?;
     let writing = bed.writes(0);
     let delay = || {
         let shown: Value = bed.client().get(JOB)?;
@@ -522,8 +533,12 @@ fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()>
     };
     waits_until(delay)?;
     ensure!(!writing.is_finished(), "the range is not held");
+    ensure!(!held.is_finished(), "the disk is not held");
     bed.written_after_20_s(writing, begun)?;
-    bed.fails_without_its_target()
+    written_soon(held)?;
+    bed.fails_without_its_target()?;
+    bed.mount.release();
+    is_refused(ended(snapshot)?, "timed out")
 }
 
 #[test]
