@@ -588,7 +588,7 @@ fn a_copy_of_bytes_into_an_existing_file_keeps_the_rest() -> Result<()> {
 }
 
 #[test]
-fn convert_refuses_streams_and_its_own_source() -> Result<()> {
+fn refused_convert_leaves_no_file() -> Result<()> {
     let scratch = Scratch::new()?;
     let folder = scratch.files();
     std::fs::write(folder.join("a.raw"), [7; 4096])?;
@@ -627,5 +627,12 @@ fn convert_refuses_streams_and_its_own_source() -> Result<()> {
         ensure!(text.contains(why), "{new:?}");
     }
     ensure!(!folder.join("-").exists());
+    // Clusters of 512 bytes are too small for this size. The new file is removed.
+    std::fs::File::create(folder.join("large.raw"))?.set_len(256 << 30)?;
+    let small = ["convert", "large.raw", "c.qcow2", "--cluster-size", "512"];
+    let refused = image(folder, &[&small[..], &["--to", "qcow2"]].concat())?;
+    let text = String::from_utf8_lossy(&refused.stderr);
+    ensure!(text.contains("too large for clusters"), "{refused:?}");
+    ensure!(!folder.join("c.qcow2").exists(), "the file is left");
     Ok(())
 }

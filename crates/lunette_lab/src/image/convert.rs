@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use bdev::qcow2::{self, CreateOptions};
 use bdev::{
-    BlockDevice, BlockingIo, CacheMode, File, FileOptions, Image, ImageOptions, NamedFiles,
+    BlockDevice, BlockingIo, CacheMode, Container, File, FileOptions, Image, ImageOptions,
+    NamedFiles,
 };
 use block::{IoFlags, IoRequest};
 use cli_common::{Failure, Outcome};
@@ -81,6 +82,18 @@ fn make(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevice>,
         FIRST_BYTES,
         "-n writes into it; else remove it first, or give another path",
     )?;
+    let opened = open_new(arguments, size, bits, container);
+    opened.inspect_err(|_| drop(std::fs::remove_file(path)))
+}
+
+/// Gives a new file its size and format.
+fn open_new(
+    arguments: &ConvertArguments,
+    size: u64,
+    cluster_bits: u32,
+    container: Container,
+) -> Result<Arc<dyn BlockDevice>, Failure> {
+    let path = arguments.destination.as_path();
     let because = |error: &dyn std::fmt::Display| Failure::because(error.to_string());
     Ok(match arguments.to {
         Format::Raw => {
@@ -97,7 +110,7 @@ fn make(arguments: &ConvertArguments, size: u64) -> Result<Arc<dyn BlockDevice>,
         }
         Format::Qcow2 => {
             let options = CreateOptions {
-                cluster_bits: bits,
+                cluster_bits,
                 ..CreateOptions::new(size)
             };
             let created = qcow2::create(&container, &options);
