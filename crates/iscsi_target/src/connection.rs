@@ -478,6 +478,10 @@ impl Transport for Connection {
 }
 
 impl Source for Connection {
+    fn is_polled(&self) -> bool {
+        false
+    }
+
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         self.measurement.noticed = noticed;
         if let Some(completion) = self.stream_completed(io, completion, noticed) {

@@ -356,6 +356,10 @@ impl Transport for Connection {
 }
 
 impl Source for Connection {
+    fn is_polled(&self) -> bool {
+        false
+    }
+
     fn completed(&mut self, io: &mut Io, completion: Completion, noticed: Stamp) {
         match self.stream_completed(io, completion, noticed) {
             Some(completion) if completion.token == token::RECEIVE_DATA => {

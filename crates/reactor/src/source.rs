@@ -45,8 +45,14 @@ impl SourceId {
 }
 
 /// A queue or connection, owned by one worker. All methods run on the worker's thread and must not block. A source that is not polled,
-/// such as a connection, does not implement the methods for polling and kicks.
+/// such as a connection, does not implement the other methods for polling and kicks.
 pub trait Source: Any {
+    /// Returns false if the ring reports all work of the source. Such a source is never hot, and its worker uses the polling
+    /// limit for connections unless other sources are hot.
+    fn is_polled(&self) -> bool {
+        true
+    }
+
     /// Returns true if there is work without a notification. Costs a load or two, because it is called in every polling
     /// iteration, with the time `now`.
     fn ready(&mut self, now: Stamp) -> bool {

@@ -195,8 +195,8 @@ impl Worker {
         self.slots.iter().flatten().count()
     }
 
-    /// Adds a source. `make` receives the id of the new source. The source is polled in the next iteration even without a
-    /// kick.
+    /// Adds a source. `make` receives the id of the new source. A polled source is polled in the next iteration even without
+    /// a kick.
     ///
     /// # Errors
     /// Errors of `make`.
@@ -236,7 +236,7 @@ impl Worker {
         Some((&mut *slot.source, &mut self.io))
     }
 
-    /// Polls a source in this iteration as if it had been kicked, and publishes it.
+    /// Publishes a source in this iteration. A polled source is also polled, as if it had been kicked.
     pub fn wake(&mut self, id: SourceId) {
         if find(&mut self.slots, id).is_some() {
             self.heat(id);
@@ -541,6 +541,7 @@ impl Worker {
     fn heat(&mut self, id: SourceId) {
         if let Some(Some(slot)) = self.slots.get_mut(id.index() as usize)
             && !slot.hot
+            && slot.source.is_polled()
         {
             slot.hot = true;
             slot.source.disarm();

@@ -21,11 +21,15 @@ struct Seen {
     kicked: usize,
     /// Work arrives while the source is armed.
     races: bool,
+    is_connection: bool,
 }
 
 struct Client(Rc<RefCell<Seen>>, Option<RingFd>);
 
 impl Source for Client {
+    fn is_polled(&self) -> bool {
+        !self.0.borrow().is_connection
+    }
     fn ready(&mut self, _now: Stamp) -> bool {
         false
     }
@@ -63,16 +67,20 @@ fn worker_that_waits() -> (Worker, Rc<RefCell<Seen>>) {
     worker_with(None)
 }
 
-fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
+/// Creates a worker with a client, on a clock that stands still.
+fn new_worker(limits: PollLimits, client: Client) -> (Worker, SourceId) {
     let (clock, _) = Clock::simulated();
-    let ledger = Ledger::new(clock);
-    let (poll, ring) = (PollLimit::Micros(50).into(), Ring::new(64).unwrap());
+    let (ledger, ring) = (Ledger::new(clock), Ring::new(64).unwrap());
     let mailbox = Mailbox::new(ring.event().unwrap());
-    let mut worker = Worker::new(mailbox, 0, poll, ring, ledger).unwrap();
+    let mut worker = Worker::new(mailbox, 0, limits, ring, ledger).unwrap();
+    let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
+    (worker, added.unwrap())
+}
+
+fn worker_with(kick: Option<RingFd>) -> (Worker, Rc<RefCell<Seen>>) {
     let seen = Rc::new(RefCell::new(Seen::default()));
     let client = Client(seen.clone(), kick);
-    let added = worker.add(|_, _| Ok::<Box<dyn Source>, ()>(Box::new(client)));
-    assert!(added.is_ok());
+    let (mut worker, _) = new_worker(PollLimit::Micros(50).into(), client);
     for wait in 0..1_000u64 {
         worker.polling.waits_for_disk(1, Stamp(wait));
         worker.polling.worked(Stamp(wait + 60_000));
@@ -102,6 +110,30 @@ fn worker_sleeps_for_a_slow_disk_with_notifications_on() {
     assert_eq!(worker.next_wait(true, Stamp(66_000)), Wait::No);
     assert_eq!(worker.next_wait(false, Stamp(67_000)), Wait::No);
     assert_eq!(seen.borrow().armed, 1);
+}
+
+#[test]
+fn connection_does_not_select_the_polling_limit_for_rings() {
+    let limits = PollLimits {
+        rings: PollLimit::Micros(50),
+        network: PollLimit::Never,
+        disk: PollLimit::Never,
+    };
+    let client = |is_connection| {
+        let seen = Seen {
+            is_connection,
+            ..Seen::default()
+        };
+        Client(Rc::new(RefCell::new(seen)), None)
+    };
+    let (mut worker, id) = new_worker(limits, client(true));
+    assert_eq!(worker.next_wait(true, Stamp(1_000)), Wait::Until(None));
+    // The end of the login and the checks of deadlines wake the connection.
+    worker.wake(id);
+    worker.iterate(Wait::No);
+    assert_eq!(worker.next_wait(true, Stamp(2_000)), Wait::Until(None));
+    let (mut worker, _) = new_worker(limits, client(false));
+    assert_eq!(worker.next_wait(true, Stamp(1_000)), Wait::No);
 }
 
 #[test]
