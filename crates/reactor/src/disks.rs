@@ -20,7 +20,7 @@ use crate::admission::Deferred;
 use crate::attaching::{Absent, Held, HeldIo, Locking, Retry};
 use crate::drain::Drain;
 use crate::ledger::{DiskRecord, Ledger};
-use crate::pacing::Pacing;
+use crate::pacing::{Limited, Pacing};
 use crate::waiting::Waiting;
 use crate::{SourceId, WorkerHandle};
 use replacing::Others;
@@ -226,6 +226,8 @@ pub struct Io {
     pub(crate) recording: bool,
     /// I/Os accepted by disks and not finished.
     pub(crate) pending: usize,
+    /// Those of them that wait for limits.
+    pub(crate) limited: Limited,
     disks: Vec<Option<OpenDisk>>,
     /// Number of disks that use prefetch hints.
     prefetching: usize,
@@ -245,6 +247,7 @@ impl Io {
             listeners: vec![Listener::Mailbox, Listener::Pace, Listener::Late],
             recording: true,
             pending: 0,
+            limited: Limited::default(),
             disks: Vec::new(),
             prefetching: 0,
             reclaims_borrowed: false,
@@ -330,7 +333,7 @@ impl Io {
             conditions: disk.conditions().clone(),
             throttle: disk.throttle().clone(),
             recorder: RecorderView::new(disk.recorder()),
-            pacing: Pacing::new(&self.clock),
+            pacing: Pacing::new(&self.clock, &self.limited),
             deferred: Vec::new(),
             waiting: Waiting::default(),
             unaligned: Unaligned::new(&self.worker, disk.info().io_alignment),
@@ -451,11 +454,8 @@ impl Io {
             return;
         };
         if open.usage.is_open() {
-            let held = open
-                .attachment
-                .retry
-                .as_ref()
-                .map(|retry| retry.held.clone());
+            let retry = open.attachment.retry.as_ref();
+            let held = retry.map(|retry| retry.held.clone());
             self.attach(disk as usize);
             if let Some(held) = held.filter(|held| !held.borrow().is_empty()) {
                 self.continue_held(disk, &held, finished);

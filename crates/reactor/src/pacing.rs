@@ -4,7 +4,9 @@
 //! workers therefore take turns, independent of their queue depths. Owned by the worker's handle on the disk; unused while
 //! the disk has no limits.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
+use std::rc::Rc;
 use std::time::Duration;
 
 use bdev::{Moment, Throttle};
@@ -25,9 +27,29 @@ struct Line {
     waiting: VecDeque<(Moment, Deferred)>,
 }
 
+/// Number of a worker's I/Os that wait for limits, shared by all of its disks.
+#[derive(Clone, Default)]
+pub(crate) struct Limited(Rc<Cell<usize>>);
+
+impl Limited {
+    #[inline]
+    pub fn get(&self) -> usize {
+        self.0.get()
+    }
+
+    fn add(&self, count: usize) {
+        self.0.set(self.0.get() + count);
+    }
+
+    fn subtract(&self, count: usize) {
+        self.0.set(self.0.get() - count);
+    }
+}
+
 /// The lines of one disk.
 pub(crate) struct Pacing {
     clock: Clock,
+    limited: Limited,
     lines: Vec<Line>,
     /// Sources that are about to end.
     leaving: Vec<u32>,
@@ -38,10 +60,11 @@ pub(crate) struct Pacing {
 }
 
 impl Pacing {
-    /// Creates an empty set of lines on the worker's clock.
-    pub fn new(clock: &Clock) -> Pacing {
+    /// Creates an empty set of lines on the worker's clock. Its I/Os are also counted in `limited`.
+    pub fn new(clock: &Clock, limited: &Limited) -> Pacing {
         Pacing {
             clock: clock.clone(),
+            limited: limited.clone(),
             lines: Vec::new(),
             leaving: Vec::new(),
             armed: None,
@@ -89,6 +112,7 @@ impl Pacing {
         let now = self.now();
         if let Some(line) = self.lines.iter_mut().find(|line| line.source == source) {
             line.waiting.push_back((now, deferred));
+            self.limited.add(1);
         }
     }
 
@@ -113,6 +137,7 @@ impl Pacing {
         }
         let line = self.lines.get_mut(at)?;
         let first = line.waiting.pop_front();
+        self.limited.subtract(usize::from(first.is_some()));
         match line.waiting.front() {
             Some((_, head)) if setting != 0 => {
                 line.start = throttle.reserve(now, head.request.buffer_length())
@@ -134,6 +159,7 @@ impl Pacing {
         self.leaving.push(source);
         let at = self.lines.iter().position(|line| line.source == source);
         let waiting = at.map_or_else(VecDeque::new, |at| self.lines.swap_remove(at).waiting);
+        self.limited.subtract(waiting.len());
         let now = self.now();
         waiting
             .into_iter()
@@ -204,7 +230,7 @@ mod tests {
             ..RateLimits::default()
         });
         let (clock, time) = Clock::simulated();
-        let mut pacing = Pacing::new(&clock);
+        let mut pacing = Pacing::new(&clock, &Limited::default());
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..100 {
@@ -243,7 +269,7 @@ mod tests {
             ..RateLimits::default()
         });
         let (clock, time) = Clock::simulated();
-        let mut pacing = Pacing::new(&clock);
+        let mut pacing = Pacing::new(&clock, &Limited::default());
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
@@ -271,7 +297,7 @@ mod tests {
             ..RateLimits::default()
         });
         let (clock, _) = Clock::simulated();
-        let mut pacing = Pacing::new(&clock);
+        let mut pacing = Pacing::new(&clock, &Limited::default());
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
@@ -280,10 +306,11 @@ mod tests {
         }
         assert!(pacing.may_start(&throttle, 1, &IoRequest::flush()));
         assert!(pacing.end_source(2).next().is_none());
+        assert_eq!(pacing.limited.get(), 3, "the flush does not wait");
         let order = pacing.end_source(1).map(|(_, deferred)| deferred.tag.0);
         let order: Vec<u64> = order.collect();
         assert_eq!(order, [0, 1, 2]);
-        assert!(pacing.lines.is_empty());
+        assert!(pacing.lines.is_empty() && pacing.limited.get() == 0);
     }
 
     #[test]
@@ -295,7 +322,7 @@ mod tests {
             ..RateLimits::default()
         });
         let (clock, _) = Clock::simulated();
-        let mut pacing = Pacing::new(&clock);
+        let mut pacing = Pacing::new(&clock, &Limited::default());
         let read = IoRequest::read(0, 4096);
         assert!(pacing.may_start(&throttle, 1, &read));
         for number in 0..3 {
@@ -307,5 +334,6 @@ mod tests {
             std::iter::from_fn(|| pacing.next(&throttle).map(|(_, deferred)| deferred.tag.0))
                 .collect();
         assert_eq!(order, [0, 1, 2]);
+        assert_eq!(pacing.limited.get(), 0);
     }
 }

@@ -185,9 +185,9 @@ impl Polling {
         }
     }
 
-    /// Chooses between polling and sleeping when disks owe `pending` completions. An expected wait within the limit is
-    /// polled; before a longer one the worker polls briefly for requests. The client window is neither used as the limit nor
-    /// adapted.
+    /// Chooses between polling and sleeping when disks owe `pending` completions; 0: all I/Os wait for limits. An expected
+    /// wait for a disk within the limit is polled; before a longer one, and before a wait for limits, the worker polls briefly
+    /// for requests. The client window is neither used as the limit nor adapted.
     #[inline]
     pub(crate) fn waits_for_disk(&mut self, pending: usize, now: Stamp) -> Idle {
         if self.always {
@@ -203,12 +203,14 @@ impl Polling {
 
     #[inline]
     fn disk_limit(&self, pending: usize) -> u64 {
+        let look = self.look.min(self.window().max());
         let max = match pending {
+            0 => return look,
             ..=POLLED_IN_FLIGHT if self.disk_waits.limit_clients() => self.disk_max,
             _ => self.disk_max.min(self.sleep),
         };
         if self.disk_waits.expected() > max {
-            self.look.min(self.window().max())
+            look
         } else {
             max
         }

@@ -608,7 +608,9 @@ impl Worker {
     /// Chooses the wait for a disk. Hot sources stay hot: they are polled without a kick when the disk has completed.
     #[inline]
     fn wait_for_disk(&mut self, now: Stamp) -> Wait {
-        if self.polling.waits_for_disk(self.io.pending, now) == Idle::Poll {
+        // A timer starts the I/Os that wait for limits, so polling does not make them faster.
+        let pending = self.io.pending - self.io.limited.get();
+        if self.polling.waits_for_disk(pending, now) == Idle::Poll {
             return self.poll(now);
         }
         self.sleeps_hot = true;

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::rc::Rc;
 
-use bdev::{Delay, Null, NullOptions, Submission};
+use bdev::{Delay, Null, NullOptions, RateLimits, Submission};
 use block::{IoOutcome, IoRequest};
 use guest_memory::IoBuffer;
 use latency::QueueRecord;
@@ -134,6 +134,37 @@ fn connection_does_not_select_the_polling_limit_for_rings() {
     assert_eq!(worker.next_wait(true, Stamp(2_000)), Wait::Until(None));
     let (mut worker, _) = new_worker(limits, client(false));
     assert_eq!(worker.next_wait(true, Stamp(1_000)), Wait::No);
+}
+
+#[test]
+fn worker_sleeps_while_all_io_waits_for_limits() {
+    let (mut worker, source) =
+        new_worker(PollLimit::Micros(50).into(), Client(Rc::default(), None));
+    let null = Null::create(NullOptions::default()).unwrap();
+    let disk = Arc::new(Disk::new("d", None, Arc::new(null)).unwrap());
+    let handle = worker.io.open(&disk);
+    disk.set_limits(RateLimits {
+        iops: 1,
+        iops_burst: 1,
+        ..RateLimits::default()
+    });
+    let read = |worker: &mut Worker, slot| {
+        let mut buffer = IoBuffer::owned(4096);
+        let tag = Tag { source, slot };
+        let request = IoRequest::read(0, 4096);
+        worker.io.submit(handle, &request, &mut buffer, tag)
+    };
+    assert_eq!(read(&mut worker, 0), Submission::Done(Ok(())));
+    assert_eq!(read(&mut worker, 1), Submission::Pending);
+    assert_eq!(
+        worker.next_wait(false, Stamp(5_000)),
+        Wait::No,
+        "it looks first"
+    );
+    assert_eq!(worker.next_wait(false, Stamp(8_000)), Wait::Until(None));
+    worker.stop(source, |_, _| ());
+    worker.iterate(Wait::No);
+    assert_eq!((worker.io.pending, worker.io.limited.get()), (0, 0));
 }
 
 #[test]
