@@ -52,6 +52,42 @@ fn over_tcp() -> Result<(Rig, String)> {
     Ok((rig, address))
 }
 
+/// Returns the status of the response to a request with these header lines and no other ones.
+fn status(mut stream: impl Read + Write, request: &str, fields: &str) -> Result<u16> {
+    write!(
+        stream,
+        "{request} HTTP/1.1\r\n{fields}Connection: close\r\n\r\n"
+    )?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer)?;
+    let word = answer.split(' ').nth(1).context("no status")?;
+    Ok(word.parse()?)
+}
+
+/// The page and the checks of health need no token, but a valid Host.
+fn requests_without_a_token_are_checked(address: &str) -> Result<()> {
+    for path in ["/", "/healthz", "/v1/disks"] {
+        for method in ["GET", "HEAD"] {
+            for (fields, expected) in [
+                ("Host: localhost\r\n", 200),
+                ("", 400),
+                ("Host: localhost\r\nHost: localhost\r\n", 400),
+                ("Host: evil\r\nSec-Fetch-Site: none\r\n", 403),
+                ("Host: localhost\r\nOrigin: http://evil\r\n", 403),
+            ] {
+                let expected = if path == "/v1/disks" { 401 } else { expected };
+                let request = format!("{method} {path}");
+                let got = status(TcpStream::connect(address)?, &request, fields)?;
+                ensure!(
+                    got == expected,
+                    "{request}, {fields:?}: {got} instead of {expected}"
+                );
+            }
+        }
+    }
+    Ok(())
+}
+
 #[test]
 fn tcp_api_needs_a_token_that_is_never_shown() -> Result<()> {
     let (mut rig, address) = over_tcp()?;
@@ -91,6 +127,7 @@ fn tcp_api_needs_a_token_that_is_never_shown() -> Result<()> {
         let answer = ask("GET", path, None, "")?;
         ensure!(answer.status == 200 && answer.body == "ok\n", "{answer:?}");
     }
+    requests_without_a_token_are_checked(&address)?;
     let body = "{\"backend\": \"ram\", \"size\": \"1M\"}";
     ensure!(ask("GET", "/v1/disks/d", Some(&readers), "")?.status == 200);
     ensure!(ask("GET", "/metrics", Some(&readers), "")?.status == 200);
@@ -212,17 +249,6 @@ fn browsers_use_local_names_addresses_and_configured_names() -> Result<()> {
             .disk("d=ram:1M")
             .arguments(["--api-name", "disks.example"])
     })?;
-    let status = |fields: &str| -> Result<u16> {
-        let mut stream = UnixStream::connect(rig.daemon.control())?;
-        write!(
-            stream,
-            "GET /v1/version HTTP/1.1\r\n{fields}Connection: close\r\n\r\n"
-        )?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer)?;
-        let word = answer.split(' ').nth(1).context("no status")?;
-        Ok(word.parse()?)
-    };
     for (fields, expected) in [
         ("Host: anything\r\n", 200),
         ("", 400),
@@ -234,7 +260,8 @@ fn browsers_use_local_names_addresses_and_configured_names() -> Result<()> {
         ("Host: evil\r\nSec-Fetch-Site: none\r\n", 403),
         ("Host: evil\r\nOrigin: http://evil\r\n", 403),
     ] {
-        let got = status(fields)?;
+        let stream = UnixStream::connect(rig.daemon.control())?;
+        let got = status(stream, "GET /v1/version", fields)?;
         ensure!(got == expected, "{fields:?}: {got} instead of {expected}");
     }
     Ok(())

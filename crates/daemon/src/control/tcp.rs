@@ -101,6 +101,13 @@ impl TcpServer {
     }
 }
 
+/// Returns true for the page, which contains no data of the daemon and prompts for the token, and for checks of health.
+fn needs_no_token(request: &Request) -> bool {
+    let path = request.uri().path();
+    let is_public = path == page::PATH || check_of(path).is_some();
+    is_public && matches!(*request.method(), Method::GET | Method::HEAD)
+}
+
 /// Refuses requests without a token, except for the page and checks of health, and connections beyond the token's limit.
 async fn recognise(
     State(tokens): State<Tokens>,
@@ -110,12 +117,7 @@ async fn recognise(
     next: Next,
 ) -> Response {
     let known = tokens.right(request.headers());
-    if known.is_err() && request.method() == Method::GET && request.uri().path() == page::PATH {
-        // The page contains no data of the daemon and prompts for the token.
-        return last(page::get().await.into_response());
-    }
-    if known.is_err() && request.method() == Method::GET && check_of(request.uri().path()).is_some()
-    {
+    if known.is_err() && needs_no_token(&request) {
         let right = Right::Read;
         request
             .extensions_mut()
