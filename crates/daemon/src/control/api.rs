@@ -27,6 +27,7 @@ use utoipa_axum::routes;
 use super::body_time::{BODY_TIME, is_timeout};
 use super::error_responses::problem;
 use super::health::check_of;
+use super::strict_objects::StrictObjects;
 use super::{ErrorResponse, View, backups};
 use super::{
     clients, configuration, disks, events, exports, health, history, jobs, latency, log, luns,
@@ -176,7 +177,7 @@ pub(super) fn json(body: Result<Bytes, BytesRejection>) -> Result<Value, ErrorRe
 pub(super) fn read<T: DeserializeOwned>(
     body: Result<Bytes, BytesRejection>,
 ) -> Result<T, ErrorResponse> {
-    serde_path_to_error::deserialize(json(body)?).map_err(|error| {
+    serde_path_to_error::deserialize(StrictObjects(json(body)?)).map_err(|error| {
         let mut pointer = String::new();
         for segment in error.path() {
             match segment {
@@ -527,6 +528,12 @@ mod tests {
             (faults::<NewJob>(&unknown), "/a~1b~0"),
             (faults::<NewSnapshot>(&json!([])), ""),
             (faults::<NewSnapshot>(&json!({"disks": [7]})), "/disks/0"),
+            // The values of the fields without their names.
+            (faults::<NewJob>(&json!(["mirror"])), ""),
+            (
+                faults::<NewSnapshot>(&json!({"disks": [["d0", "/a"]]})),
+                "/disks/0",
+            ),
         ] {
             assert_eq!(
                 (problem.status, &*problem.errors[0].pointer),

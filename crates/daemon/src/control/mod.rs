@@ -29,6 +29,7 @@ mod saved_state;
 mod server;
 mod socket;
 mod status;
+mod strict_objects;
 mod tcp;
 mod token;
 mod upgrade;
