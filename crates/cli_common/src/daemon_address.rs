@@ -12,7 +12,7 @@ use crate::Failure;
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Daemon address")]
 pub struct DaemonAddress {
-    /// Control socket of the daemon [default: $XDG_RUNTIME_DIR/lunette.sock if it exists, otherwise /run/lunette/lunette.sock]
+    /// Control socket of the daemon [default: /run/lunette/lunette.sock; for other users than root $XDG_RUNTIME_DIR/lunette.sock if it exists]
     #[arg(long, visible_alias = "control", value_name = "PATH", global = true)]
     pub socket: Option<PathBuf>,
     /// Address of the API over TCP (serve --api-listen), instead of a control socket; needs --token-file
