@@ -120,6 +120,7 @@ mod tests {
         SessionError::Login {
             target: "t".to_owned(),
             portal: "192.0.2.1".parse().unwrap(),
+            initiator: "i".to_owned(),
             error,
         }
     }

@@ -92,12 +92,15 @@ fn connect_hint(error: &io::Error) -> &'static str {
     }
 }
 
-/// Returns a hint for a target name that the portal does not have.
-fn login_hint(portal: &Portal, error: &InitiatorError) -> String {
-    let not_found = LoginStatus::NotFound.wire();
-    match error {
-        InitiatorError::Login(LoginError::Refused { status, .. }) if *status == not_found => {
-            format!("; hint: lunette iscsi discover {portal}")
+/// Returns a hint for a target name that the portal does not have, and for a target that does not admit this initiator.
+fn login_hint(portal: &Portal, initiator: &str, error: &InitiatorError) -> String {
+    let InitiatorError::Login(LoginError::Refused { status, .. }) = error else {
+        return String::new();
+    };
+    match LoginStatus::from_wire(*status) {
+        Some(LoginStatus::NotFound) => format!("; hint: lunette iscsi discover {portal}"),
+        Some(LoginStatus::AuthorizationFailure) => {
+            format!("; hint: add {initiator} to the initiators that the target admits")
         }
         _ => String::new(),
     }
@@ -116,14 +119,16 @@ pub enum SessionError {
     },
     /// The login failed.
     #[error(
-        "cannot log in to {target} at {portal}: {error}{}",
-        login_hint(portal, error)
+        "cannot log in to {target} at {portal} as {initiator}: {error}{}",
+        login_hint(portal, initiator, error)
     )]
     Login {
         /// The target; `discovery` for a discovery session.
         target: String,
         /// The portal.
         portal: Portal,
+        /// InitiatorName of the login. Targets admit initiators by name.
+        initiator: String,
         /// Reason.
         error: InitiatorError,
     },
@@ -189,6 +194,7 @@ pub struct Session {
     pub(crate) links: Vec<Link>,
     pub(crate) portal: Portal,
     target: Option<String>,
+    initiator_name: String,
     pub(crate) timeout: Duration,
     /// Time of the last received bytes, or of the first request in flight.
     last_received: Instant,
@@ -288,7 +294,7 @@ impl Session {
         offer.session.time_to_wait = 0;
         let mut session = Session {
             initiator: Initiator::new(InitiatorSettings {
-                initiator_name,
+                initiator_name: initiator_name.clone(),
                 target_name: target.map(str::to_owned),
                 isid,
                 offer,
@@ -299,6 +305,7 @@ impl Session {
             links: Vec::new(),
             portal: portal.clone(),
             target: target.map(str::to_owned),
+            initiator_name,
             timeout: options.timeout,
             last_received: Instant::now(),
             in_flight: HashMap::new(),
@@ -345,6 +352,7 @@ impl Session {
                     .clone()
                     .unwrap_or_else(|| "discovery".to_owned()),
                 portal,
+                initiator: self.initiator_name.clone(),
                 error,
             },
             other => other,
@@ -677,10 +685,11 @@ mod tests {
     use super::*;
 
     #[test]
-    fn unknown_target_gets_the_command_that_lists_targets() {
+    fn refused_login_names_the_initiator_and_its_remedy() {
         let refused = |status| SessionError::Login {
             target: "iqn.2026-11.org.example:t1".to_owned(),
             portal: "192.0.2.1:3261".parse().unwrap(),
+            initiator: "iqn.2026-11.org.example:host1".to_owned(),
             error: LoginError::Refused {
                 status,
                 address: None,
@@ -693,6 +702,21 @@ mod tests {
             text.ends_with("; hint: lunette iscsi discover 192.0.2.1:3261"),
             "{text}"
         );
-        assert!(!refused(0x0202).to_string().contains("hint"));
+        // Authorization failure: the target's access list does not have this initiator.
+        let text = refused(0x0202).to_string();
+        assert!(
+            text.ends_with(
+                "; hint: add iqn.2026-11.org.example:host1 to the initiators that the target admits"
+            ),
+            "{text}"
+        );
+        for status in [0x0201, 0x0202, 0x0203, 0x0300] {
+            let text = refused(status).to_string();
+            assert!(
+                text.contains(" as iqn.2026-11.org.example:host1: "),
+                "{text}"
+            );
+        }
+        assert!(!refused(0x0300).to_string().contains("hint"));
     }
 }

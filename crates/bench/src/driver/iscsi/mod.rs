@@ -32,6 +32,8 @@ const PATIENCE: Duration = Duration::from_secs(10);
 const LOOK_UP: Duration = Duration::from_millis(50);
 /// Maximum data segment of a Login Response (RFC 7143, 13.12).
 const LOGIN_SEGMENT_MAX: u32 = 8192;
+/// InitiatorName, which a target's access list must admit.
+const INITIATOR: &str = "iqn.2026-11.org.example:lunette-bench";
 /// Largest data segment and unsolicited burst: the usual defaults of initiators.
 const SEGMENT_BYTES: u32 = 256 << 10;
 const BURST_BYTES: u32 = (16 << 20) - 512;
@@ -183,8 +185,10 @@ impl IscsiSession {
         let stream = TcpStream::connect_timeout(&address, PATIENCE)
             .with_context(|| format!("cannot connect to {address}"))?;
         stream.set_nodelay(true)?;
-        let login = login(&stream, self.settings())
-            .with_context(|| format!("cannot log in to {} at {address}", self.place.target))?;
+        let login = login(&stream, self.settings()).with_context(|| {
+            let target = &self.place.target;
+            format!("cannot log in to {target} at {address} as {INITIATOR}")
+        })?;
         stream.set_nonblocking(true)?;
         let lun = self.place.lun();
         let mut queue = IscsiQueue::new(stream, &login, lun, self.info.block_size, demand)?;
@@ -203,7 +207,7 @@ impl IscsiSession {
             false => DigestOffer::None,
         };
         LoginRequestSettings {
-            initiator_name: "iqn.2026-11.org.example:lunette-bench".to_owned(),
+            initiator_name: INITIATOR.to_owned(),
             target_name: Some(self.place.target.clone()),
             // A random ISID, so that concurrent runs (also in containers) do not reinstate each other's sessions.
             isid: random_isid(),
