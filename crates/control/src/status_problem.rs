@@ -104,8 +104,8 @@ pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusPr
     );
     problems.extend(status.exports.iter().filter_map(|export| {
         let warning = export.warning.as_ref()?;
-        let problem = format!("{} {}: {warning}", export.kind, export.name);
         let name = &export.name;
+        let problem = format!("export {name}: {warning}");
         Some(StatusProblem::new(
             Severity::Warning,
             "export",
@@ -321,11 +321,11 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
         reason,
         ..
     } = login;
-    let (target, hint) = match &login.export {
-        Some(target) => (
-            format!("target {target}"),
+    let (place, hint) = match &login.export {
+        Some(export) => (
+            format!("export {export}"),
             format!(
-                "lunette export show {target}; its keys acl, chap_users and demo_mode admit initiators"
+                "lunette export show {export}; its keys acl, chap_users and demo_mode admit initiators"
             ),
         ),
         None => (
@@ -336,7 +336,7 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
     let times = counted(login.count, "time");
     let last = duration(login.seconds);
     let problem = format!(
-        "{target}: login of {initiator} at {address} refused {times}, last {last} ago: {reason}"
+        "{place}: login of {initiator} at {address} refused {times}, last {last} ago: {reason}"
     );
     let name = login.export.as_deref().unwrap_or("discovery");
     StatusProblem::new(Severity::Warning, "login", name, problem).or_hint(hint)
@@ -607,6 +607,11 @@ mod tests {
             ]
         );
         let all = status_problems(&status, &statistics);
+        // An export has one name in all problems.
+        let of_export = all.iter().filter(|one| one.name == "t");
+        for problem in of_export {
+            assert!(problem.problem.starts_with("export t: "), "{problem}");
+        }
         assert!(all.iter().all(|one| one.hint.is_some()), "{all:?}");
     }
 }

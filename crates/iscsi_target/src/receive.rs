@@ -247,8 +247,10 @@ impl Connection {
     fn log_refusal(&self, status: LoginStatus) {
         let visitor = self.iscsi.visitor();
         let chap = self.iscsi.chap_failure();
+        let target = visitor.target_name.as_deref();
+        let target = target.map(|name| self.shared().configured_name(name));
         self.shared().refused_logins.add(RefusedLogin {
-            target: visitor.target_name.clone(),
+            target: target.clone(),
             initiator: visitor.initiator_name.clone(),
             address: visitor.address.clone(),
             reason: match &chap {
@@ -261,7 +263,7 @@ impl Connection {
         if let Some(suppressed) = LOGIN_LOG.pass() {
             if let Some((user, reason)) = chap {
                 tracing::warn!(
-                    target = visitor.target_name.as_deref().unwrap_or("(none)"),
+                    target = target.as_deref().unwrap_or("(none)"),
                     initiator = visitor.initiator_name,
                     address = visitor.address,
                     user = user.unwrap_or("(none)"),
@@ -271,7 +273,7 @@ impl Connection {
                 return;
             }
             tracing::warn!(
-                target = visitor.target_name.as_deref().unwrap_or("(none)"),
+                target = target.as_deref().unwrap_or("(none)"),
                 initiator = visitor.initiator_name,
                 address = visitor.address,
                 suppressed,

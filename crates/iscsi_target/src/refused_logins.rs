@@ -11,7 +11,7 @@ const REMEMBERED_MAX: usize = 64;
 /// Refused logins of an initiator at a target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RefusedLogin {
-    /// Requested target; `None` for a discovery session.
+    /// Requested target, in the configured spelling; `None` for a discovery session.
     pub target: Option<String>,
     /// Initiator name as sent, which may be forged.
     pub initiator: String,

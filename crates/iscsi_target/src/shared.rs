@@ -277,6 +277,14 @@ impl SharedServer {
         lock(&self.targets).get(&*key).cloned()
     }
 
+    /// Returns the name of a target as configured, for any spelling of an initiator. An unknown name is returned unchanged.
+    pub fn configured_name(&self, name: &str) -> String {
+        match self.target(name) {
+            Some(target) => target.options.name.clone(),
+            None => name.to_owned(),
+        }
+    }
+
     pub fn discovery_users(&self) -> Arc<HashMap<String, ChapUser>> {
         lock(&self.discovery_users).clone()
     }

@@ -247,7 +247,10 @@ fn access_list_decides_who_logs_in() {
         network: Some("127.0.0.0/8".parse().unwrap()),
         read_only: false,
     };
+    // Initiators spell the name in another way.
+    let name = common::TARGET.replace("example", "EXAMPLE");
     let options = TargetOptions {
+        name: name.clone(),
         demo_mode: DemoMode::None,
         acl: vec![entry],
         ..target()
@@ -260,6 +263,7 @@ fn access_list_decides_who_logs_in() {
     let one = &refused[0];
     assert!(one.initiator.ends_with(":i2") && one.count == 2, "{one:?}");
     assert!(one.reason.starts_with("authorization failure"), "{one:?}");
+    assert_eq!(one.target, Some(name), "the configured name");
     assert!(one.address.starts_with("127.0.0.1"), "{one:?}");
 }
 
