@@ -382,6 +382,12 @@ fn release_is_refused_until_changelog_samples_and_tag_fit() -> Result<()> {
     let (success, reported) = repository.release(&["check"])?;
     ensure!(success, "{reported}");
     sources_and_notes_are_reproducible(&repository)?;
+    let mark = |mark: &str| repository.git(&["update-index", mark, "CHANGELOG.md"]);
+    mark("--assume-unchanged")?;
+    repository.write("CHANGELOG.md", &changelog.replace("One change", "Another"))?;
+    repository.is_refused(&["git status does not show changes of CHANGELOG.md"])?;
+    mark("--no-assume-unchanged")?;
+    repository.write("CHANGELOG.md", &changelog)?;
     let changed = |version| changed_samples(&repository.folder, tag, version);
     let keys = format!("{samples}/keys.txt");
     repository.write(&keys, "a: x\n")?;
@@ -401,6 +407,8 @@ fn sources_and_notes_are_reproducible(repository: &Repository) -> Result<()> {
     }
     succeeds(Command::new("diff").arg("-r").args(&folders))?;
     let [folder, _] = &folders;
+    let (success, reported) = repository.release(&["files", &folder.display().to_string()])?;
+    ensure!(!success && reported.contains("is not empty"), "{reported}");
     let mut sums = Command::new("sha256sum");
     succeeds(sums.args(["--check", "SHA256SUMS"]).current_dir(folder))?;
     let notes = std::fs::read_to_string(folder.join("NOTES.md"))?;
