@@ -13,6 +13,7 @@ use std::net::{SocketAddr, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
+use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -468,9 +469,16 @@ fn program_that_cannot_take_over_leaves_the_daemon_alone() -> Result<()> {
         ensure!(pid(&rig)? == before);
         load.expect_progress(SOON)?;
     }
+    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
+    // The system reaps the children of a process that ignores SIGCHLD, so that a wait for one fails.
+    let mut ignoring = Command::new("env");
+    ignoring.args(["--ignore-signal=CHLD", &program, "upgrade", "--to"]);
+    let refused = ignoring.arg(&script).arg("--socket");
+    let refused = refused.arg(rig.daemon.control()).output()?;
+    let stderr = String::from_utf8_lossy(&refused.stderr).into_owned();
+    ensure!(stderr.contains("cannot wait for the report"), "{stderr}");
     // Upgrades to the named program.
     let mut last = Last(0);
-    let program = vm::lunette_program(vm::Profile::Dev)?.display().to_string();
     last.upgrade(&mut rig, &["--to", &program])?;
     load.expect_progress(SOON)?;
     ensure!(load.finish()? > 0);

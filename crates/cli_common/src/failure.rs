@@ -50,6 +50,11 @@ impl Failure {
     pub fn because(reason: impl Into<String>) -> Failure {
         Failure::Reasons(vec![reason.into()])
     }
+
+    /// Returns a function that creates the failure of an operation with its error. `?` alone reports a failure to print.
+    pub fn cannot(operation: &str) -> impl FnOnce(io::Error) -> Failure {
+        move |error| Failure::because(format!("cannot {operation}: {error}"))
+    }
 }
 
 impl From<ClientError> for Failure {
@@ -62,6 +67,7 @@ impl From<ClientError> for Failure {
     }
 }
 
+/// For errors of the output.
 impl From<io::Error> for Failure {
     fn from(error: io::Error) -> Self {
         match error.kind() {

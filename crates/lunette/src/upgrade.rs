@@ -57,9 +57,10 @@ pub fn run(arguments: &UpgradeArguments) -> Outcome {
         )));
     }
     let program = match &arguments.to {
-        Some(program) => std::path::absolute(program)?,
-        None => std::env::current_exe()?,
+        Some(program) => std::path::absolute(program),
+        None => std::env::current_exe(),
     };
+    let program = program.map_err(Failure::cannot("find the program to start"))?;
     check(&program, &before)?;
     check_clients(&client, arguments)?;
     let signals = Signals::listen()
@@ -134,7 +135,8 @@ fn wait(
         {
             return Ok(version);
         }
-        if let Some(status) = child.try_wait()? {
+        let ended = child.try_wait();
+        if let Some(status) = ended.map_err(Failure::cannot("wait for the new daemon"))? {
             return Err(Failure::because(format!(
                 "the new daemon ended, {status}; hint: see its errors in the output of process {}",
                 before.pid
@@ -208,7 +210,9 @@ fn ask_version(program: &Path) -> Result<(ExitStatus, String), Failure> {
         )));
     }
     loop {
-        if let Some(status) = asked.process.try_wait()? {
+        let ended = asked.process.try_wait();
+        let failed = Failure::cannot("wait for the report of the handover version");
+        if let Some(status) = ended.map_err(failed)? {
             return Ok((status, String::from_utf8_lossy(&bytes).into_owned()));
         }
         if Instant::now() > until {

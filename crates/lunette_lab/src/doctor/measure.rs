@@ -186,7 +186,8 @@ impl Load {
 
     /// Runs the load and returns I/Os per second.
     fn run(&self, interrupted: &AtomicBool) -> Result<f64, Failure> {
-        let program = std::env::current_exe()?;
+        let program = std::env::current_exe();
+        let program = program.map_err(Failure::cannot("find this program, which runs the load"))?;
         let subject = format!("file:{}", self.file.display());
         let mut command = Command::new(program);
         command.args([
@@ -207,7 +208,8 @@ impl Load {
             "--output-format",
             "json",
         ]);
-        let output = command.stdin(Stdio::null()).output()?;
+        let output = command.stdin(Stdio::null()).output();
+        let output = output.map_err(Failure::cannot("run the load"))?;
         if interrupted.load(Ordering::Relaxed) {
             return Err(Failure::Interrupted);
         }

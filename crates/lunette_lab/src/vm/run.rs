@@ -149,17 +149,25 @@ fn run_here(arguments: &RunArguments, claimed: &mut ReservedName) -> Result<Gues
     }
 }
 
+/// Operation in the error of a wait.
+const WAIT: &str = "wait for the process of the guest";
+
+fn own_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(Failure::cannot("find this program"))
+}
+
 /// Starts this program again in the background and waits until the guest is up.
 fn detach(name: &str) -> Outcome {
     vm::watch().map_err(failed)?;
-    let mut child = Command::new(std::env::current_exe()?)
+    let mut child = Command::new(own_program()?)
         .args(std::env::args_os().skip(1))
         .env(BACKGROUND, "1")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         // For mistakes of the command line. The process closes it when it is ready.
         .stderr(Stdio::inherit())
-        .spawn()?;
+        .spawn()
+        .map_err(Failure::cannot("start the process of the guest"))?;
     // The child's stdin closes when this process ends. Until the guest is ready, the child then ends too.
     let life = child.stdin.take();
     let stdout = child.stdout.take();
@@ -190,11 +198,12 @@ fn detach(name: &str) -> Outcome {
         }
         if vm::interrupted() {
             drop(life);
-            child.wait()?;
+            // The process ends without its stdin.
+            child.wait().map_err(Failure::cannot(WAIT))?;
             return Err(Failure::Interrupted);
         }
     }
-    let status = child.wait()?;
+    let status = child.wait().map_err(Failure::cannot(WAIT))?;
     if messages.is_empty() {
         messages.push(format!("the process of guest {name} has ended, {status}"));
     }
@@ -304,7 +313,7 @@ fn claim(arguments: &RunArguments) -> Result<ReservedName, Failure> {
             Failure::because(format!("--system {path}: cannot open it: {error}"))
         })?;
     }
-    let mut watch = Command::new(std::env::current_exe()?);
+    let mut watch = Command::new(own_program()?);
     watch.args(["vm", "watch", name]).env_remove(BACKGROUND);
     Ok(ReservedName {
         supervisor: Supervisor::claim(&registry, recipe, watch).map_err(failed)?,
@@ -322,7 +331,10 @@ fn recipe(
         create(path, size).map_err(failed)?;
     }
     let control = match &arguments.guest.control {
-        Some(control) => std::path::absolute(control)?,
+        Some(control) => {
+            let control = std::path::absolute(control);
+            control.map_err(Failure::cannot("resolve the path of --control"))?
+        }
         None => place.file("control.sock"),
     };
     let daemon = match (plan.needs_daemon(), &arguments.guest.control) {
