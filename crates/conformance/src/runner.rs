@@ -54,6 +54,8 @@ pub struct TestReport {
     pub outcome: Outcome,
     /// Duration, without the check afterwards.
     pub duration: Duration,
+    /// False if the back end had died in an earlier test and was not started again.
+    pub is_reached: bool,
 }
 
 /// Results of a run.
@@ -68,6 +70,11 @@ impl Report {
     pub fn count(&self, word: &str) -> usize {
         let tests = self.tests.iter();
         tests.filter(|test| test.outcome.word() == word).count()
+    }
+
+    /// Returns the tests that were skipped because the back end had died.
+    pub fn unreached(&self) -> impl Iterator<Item = &TestReport> {
+        self.tests.iter().filter(|test| !test.is_reached)
     }
 
     /// Returns true if no test failed and the back end did not die.
@@ -113,28 +120,40 @@ pub fn tests(device: Device) -> impl Iterator<Item = &'static Test> {
 }
 
 /// Runs the selected tests. Calls `progress` after each.
-pub fn run(
-    target: &Target,
-    selection: &Selection,
+pub fn run(target: &Target, selection: &Selection, progress: impl FnMut(&TestReport)) -> Report {
+    let selected = tests(target.device).filter(|test| selection.has(test));
+    let serves = || target.serves().ok();
+    let run = |test: &Test, process| run_one(test, target, process);
+    run_all(selected, serves, run, RESTART, progress)
+}
+
+/// Runs `tests` with `run`. `serves` returns the process of the back end if it serves. After the death of the back end, tests continue if it
+/// serves again within the time `restart`.
+fn run_all(
+    tests: impl Iterator<Item = &'static Test>,
+    serves: impl Fn() -> Option<Pid>,
+    run: impl Fn(&Test, Option<Pid>) -> Outcome,
+    restart: Duration,
     mut progress: impl FnMut(&TestReport),
 ) -> Report {
     let mut report = Report::default();
-    let mut process = target.serves().ok();
+    let mut process = serves();
     let mut died: Option<String> = None;
-    for test in tests(target.device).filter(|test| selection.has(test)) {
+    for test in tests {
         let begun = Instant::now();
         let outcome = match &died {
             Some(name) => Outcome::Skipped(format!("the back end died in {name}")),
-            None => run_one(test, target, process),
+            None => run(test, process),
         };
         let test_report = TestReport {
             test,
             outcome,
             duration: begun.elapsed(),
+            is_reached: died.is_none(),
         };
         progress(&test_report);
         if matches!(test_report.outcome, Outcome::Died(_)) {
-            process = restarted(target);
+            process = restarted(&serves, restart);
             died = process.is_none().then(|| test.name());
         }
         report.tests.push(test_report);
@@ -163,14 +182,68 @@ fn run_one(test: &Test, target: &Target, process: Option<Pid>) -> Outcome {
     }
 }
 
-/// Waits for a restarted back end. Returns its process.
-fn restarted(target: &Target) -> Option<Pid> {
-    let until = Instant::now() + RESTART;
-    while Instant::now() < until {
-        if let Ok(process) = target.serves() {
-            return Some(process);
+/// Waits for a restarted back end. Returns its process. The last attempt begins after the time limit, because an attempt at a back end that
+/// does not respond can take longer than the limit.
+fn restarted(serves: impl Fn() -> Option<Pid>, limit: Duration) -> Option<Pid> {
+    let until = Instant::now() + limit;
+    loop {
+        let is_last = Instant::now() >= until;
+        let process = serves();
+        if process.is_some() || is_last {
+            return process;
         }
         std::thread::sleep(Duration::from_millis(100));
     }
-    None
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::Cell;
+
+    use super::*;
+
+    /// Runs four tests. The back end dies in the second one, and serves again after `absences` attempts. Returns the names and the results.
+    fn run_with_death(absences: u32, limit: Duration) -> (Vec<String>, Report) {
+        let four = || super::tests(Device::Blk).take(4);
+        let names: Vec<String> = four().map(Test::name).collect();
+        let (attempts, pid) = (Cell::new(0), Cell::new(7));
+        let serves = || {
+            // The first attempt is that before the tests.
+            let attempt = attempts.replace(attempts.get() + 1);
+            let is_absent = attempt > 0 && attempt <= absences;
+            (!is_absent).then(|| Pid::from_raw(pid.get())).flatten()
+        };
+        let run = |test: &Test, process: Option<Pid>| {
+            assert_eq!(process, Pid::from_raw(pid.get()), "{}", test.name());
+            match test.name() == names[1] {
+                true => {
+                    pid.set(8);
+                    Outcome::Died("the process ended".into())
+                }
+                false => Outcome::Passed,
+            }
+        };
+        let report = run_all(four(), serves, run, limit, |_| {});
+        (names, report)
+    }
+
+    #[test]
+    fn tests_continue_with_a_back_end_that_was_started_again() {
+        let (_, report) = run_with_death(1, Duration::from_secs(60));
+        assert_eq!((report.count("passed"), report.count("died")), (3, 1));
+        assert!(report.unreached().next().is_none() && !report.is_good());
+    }
+
+    #[test]
+    fn tests_after_the_death_of_a_back_end_have_its_reason() {
+        let (names, report) = run_with_death(u32::MAX, Duration::ZERO);
+        let unreached: Vec<String> = report.unreached().map(|one| one.test.name()).collect();
+        assert_eq!(unreached, names[2..]);
+        let reason = format!("the back end died in {}", names[1]);
+        assert_eq!(report.tests[3].outcome, Outcome::Skipped(reason));
+        assert!(!report.is_good());
+        // One attempt after the time limit.
+        let (_, report) = run_with_death(0, Duration::ZERO);
+        assert!(report.unreached().next().is_none());
+    }
 }

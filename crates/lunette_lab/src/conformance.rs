@@ -7,6 +7,7 @@ use bench::driver::{Kind, Subject};
 use clap::Args;
 use cli_common::{Failure, Outcome};
 use conformance::{Device, Report, Selection, Target, TestReport};
+use control::counted;
 use serde_json::json;
 
 /// `lunette conformance`
@@ -38,7 +39,8 @@ pub struct ConformanceArguments {
 
 const AFTER: &str = "\
 No other front end may use the device. After each test the command checks that the back end serves the next front end; if it does
-not, the result is `died`, and the tests continue if a service manager restarts the back end within 5 s.
+not, the result is `died`, and the tests continue if a service manager restarts the back end within 5 s. Otherwise the summary lists
+the tests that were not run.
 
 Exit code 0: no test failed, 1: a test failed or the back end died, 2: invalid command line.
 
@@ -121,6 +123,22 @@ fn list(tests: &[&conformance::Test], as_json: bool) -> Outcome {
     Ok(())
 }
 
+/// Writes the tests that were skipped because the back end had died.
+fn write_unreached(stdout: &mut impl Write, report: &Report) -> std::io::Result<()> {
+    let unreached: Vec<&TestReport> = report.unreached().collect();
+    let Some(first) = unreached.first() else {
+        return Ok(());
+    };
+    writeln!(
+        stdout,
+        "{} not run: {} and was not started again; hint: start it under a service manager that restarts it, or start it again and select them with --test",
+        counted(unreached.len() as u64, "test"),
+        first.outcome.reason(),
+    )?;
+    let mut names = unreached.iter();
+    names.try_for_each(|one| writeln!(stdout, "    {}", one.test.name()))
+}
+
 fn finish(arguments: &ConformanceArguments, report: &Report) -> Outcome {
     let mut stdout = cli_common::stdout();
     if arguments.json {
@@ -133,6 +151,7 @@ fn finish(arguments: &ConformanceArguments, report: &Report) -> Outcome {
             stdout,
             "{passed} passed, {failed} failed, {skipped} skipped, {died} died"
         )?;
+        write_unreached(&mut stdout, report)?;
     }
     if let Some(file) = &arguments.junit {
         let xml = conformance::junit(&arguments.device, report);
