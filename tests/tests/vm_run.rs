@@ -221,6 +221,8 @@ fn migrations(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Resul
 /// Interrupts a migration, and kills the other daemon during another one. A user removes an export that is left over.
 fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
     let ended = unfinished_migration(guests, second, |client, _| {
+        let migration = guests.ok(&["monitor", "two", "info", "migrate"])?;
+        ensure!(migration.contains("active"), "{migration}");
         rustix::process::kill_process(Pid::from_child(client), Signal::TERM)?;
         Ok(())
     })?;
@@ -244,7 +246,7 @@ fn fails_to_move(guests: &UserGuests, second: &mut Daemon) -> Result<()> {
 
 /// The guest reserves a disk while its memory is copied. The migration fails, because the reservation would be lost.
 fn keeps_a_new_reservation(guests: &UserGuests, first: &Daemon, second: &mut Daemon) -> Result<()> {
-    // Commands that begin during a migration wait for its end.
+    // Commands that begin during a long migration are refused.
     let reserve = format!(
         "touch /tmp/waits; until [ $(cat /sys/block/vda/size) = 65536 ]; do sleep 0.1; done; {RESERVE}"
     );

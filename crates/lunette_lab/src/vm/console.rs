@@ -6,7 +6,7 @@ use clap::Args;
 use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 use vm::Qmp;
-use vm::running::{CONSOLE_SOCKET, ConsoleEnd, MONITOR_SOCKET, QMP_SOCKET, Registry, attach};
+use vm::running::{CONSOLE_SOCKET, ConsoleEnd, MONITOR_SOCKET, Registry, attach, command_socket};
 
 use super::failed;
 
@@ -77,7 +77,7 @@ pub fn monitor(arguments: &MonitorArguments) -> Outcome {
         return Ok(());
     }
     let line = arguments.command.join(" ");
-    let mut qmp = Qmp::connect(&place.file(QMP_SOCKET)).map_err(failed)?;
+    let mut qmp = Qmp::connect(&command_socket(&place)).map_err(failed)?;
     let answer = qmp.command("human-monitor-command", json!({"command-line": line}));
     let answer = answer.map_err(failed)?;
     let text = answer

@@ -8,7 +8,7 @@ use cli_common::{Outcome, print_line};
 use serde_json::json;
 use vm::Qmp;
 use vm::running::{
-    AGENT_SOCKET, ExecInput, QMP_SOCKET, Registry, RuntimeFolder, SECONDS_MAX, State, exec,
+    AGENT_SOCKET, ExecInput, IS_MIGRATING, Registry, RuntimeFolder, SECONDS_MAX, State, command_socket, exec,
     terminate,
 };
 
@@ -60,7 +60,7 @@ pub fn stop(arguments: &StopArguments) -> Outcome {
     let limit = Duration::from_secs(arguments.within);
     let stopped = find(&arguments.name).and_then(|(place, state)| {
         match has_agent(&state) {
-            true => ask_agent(&place, "sync; poweroff -f"),
+            true => ask_agent(&place, "sync; poweroff -f")?,
             false => ask_qemu(&place, "system_powerdown")?,
         }
         wait(limit, || (!place.is_held()).then_some(())).with_context(|| {
@@ -83,7 +83,7 @@ pub fn reboot(arguments: &StopArguments) -> Outcome {
         if !has_agent(&state) {
             return ask_qemu(&place, "system_reset");
         }
-        ask_agent(&place, "sync; reboot -f");
+        ask_agent(&place, "sync; reboot -f")?;
         let again = || {
             let now = place.state().ok();
             now.is_none_or(|now| now.boots > state.boots).then_some(())
@@ -139,12 +139,12 @@ fn has_agent(state: &State) -> bool {
 }
 
 /// Runs a script that ends the guest. Its result is ignored, because the agent ends with the system; the caller
-/// waits for the guest.
-fn ask_agent(place: &RuntimeFolder, script: &str) {
+/// waits for the guest. Fails during a migration.
+fn ask_agent(place: &RuntimeFolder, script: &str) -> Result<()> {
     let socket = place.file(AGENT_SOCKET);
     let (mut output, mut errors) = (std::io::sink(), std::io::sink());
     let script = script.as_bytes();
-    let _gone = exec(
+    let ended = exec(
         &socket,
         script,
         ExecInput::Nothing,
@@ -152,10 +152,14 @@ fn ask_agent(place: &RuntimeFolder, script: &str) {
         &mut errors,
         None,
     );
+    match ended {
+        Err(error) if error.to_string() == IS_MIGRATING => Err(error),
+        _ => Ok(()),
+    }
 }
 
 fn ask_qemu(place: &RuntimeFolder, command: &str) -> Result<()> {
-    let mut qmp = Qmp::connect(&place.file(QMP_SOCKET))?;
+    let mut qmp = Qmp::connect(&command_socket(place))?;
     qmp.command(command, json!({})).map(drop)
 }
 

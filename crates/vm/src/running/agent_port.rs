@@ -15,6 +15,11 @@ use std::time::Duration;
 
 /// Maximum number of concurrent commands.
 const CLIENTS_MAX: usize = 64;
+/// Time that a new command waits for the end of a migration.
+const MIGRATION_PATIENCE: Duration = Duration::from_millis(if cfg!(test) { 50 } else { 2000 });
+/// Reason for the refusal of a command. Its frames would be held back until the end of the migration.
+pub const IS_MIGRATING: &str =
+    "the guest is being migrated; hint: wait for lunette vm migrate, or cancel it with Ctrl-C";
 /// Maximum number of bytes queued for a guest that does not read: more than all clients' windows and scripts together.
 const PORT_QUEUE_MAX: usize = 32 << 20;
 
@@ -41,6 +46,7 @@ struct Sessions {
     last_problem: Option<String>,
     /// Stream after the end of the present one, for a guest that has migrated.
     next: Option<UnixStream>,
+    is_migrating: bool,
 }
 
 #[derive(Debug)]
@@ -105,19 +111,39 @@ impl AgentPort {
 
     /// Holds back frames for the guest during a migration: QEMU would lose those that the guest has not received at the switch.
     pub fn pause(&self) {
+        self.lock().is_migrating = true;
         self.shared.port.pause();
     }
 
     /// Sends the frames that were held back after a failed migration.
     pub fn resume(&self) {
         self.shared.port.resume(None);
+        self.migration_ended();
     }
 
     /// Continues on another stream. Commands continue. The present stream is read to its end first.
     pub fn move_to(&self, stream: UnixStream) -> Result<()> {
         self.lock().next = Some(stream.try_clone()?);
         self.shared.port.resume(Some(stream));
+        self.migration_ended();
         Ok(())
+    }
+
+    fn migration_ended(&self) {
+        self.lock().is_migrating = false;
+        self.shared.changed.notify_all();
+    }
+
+    /// Returns the state when no migration runs. A long one is an error.
+    fn lock_between_migrations(&self) -> Result<MutexGuard<'_, Sessions>, Violation> {
+        let (changed, state) = (&self.shared.changed, self.lock());
+        let waited =
+            changed.wait_timeout_while(state, MIGRATION_PATIENCE, |state| state.is_migrating);
+        let (state, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        match state.is_migrating {
+            true => Err(Violation(IS_MIGRATING.to_owned())),
+            false => Ok(state),
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, Sessions> {
@@ -302,10 +328,13 @@ struct Client<'a> {
 impl Client<'_> {
     /// Handles a frame from the client. Clients run as the same user; their frames are validated anyway.
     fn take(&mut self, frame: Frame) -> Result<(), Violation> {
-        let mut state = self.port.lock();
-        let id = match self.id {
-            Some(id) => id,
-            None => *self.id.insert(state.open(&self.outbox)?),
+        let (mut state, id) = match self.id {
+            Some(id) => (self.port.lock(), id),
+            None => {
+                let mut state = self.port.lock_between_migrations()?;
+                let id = state.open(&self.outbox)?;
+                (state, *self.id.insert(id))
+            }
         };
         let Some(channel) = state.channels.get_mut(&id) else {
             // The command has ended; the client will receive that.

@@ -7,8 +7,8 @@ use super::agent_port::accept;
 use super::other_daemon;
 use super::registry::RuntimeFolder;
 use super::supervisor::{
-    AGENT_PORT, CONSOLE_PORT, MONITOR_SOCKET, Program, QMP_SOCKET, START_LIMIT, Supervisor,
-    qemu_value,
+    AGENT_PORT, COMMAND_SOCKET, CONSOLE_PORT, MONITOR_SOCKET, Program, QMP_SOCKET, START_LIMIT,
+    Supervisor, qemu_value,
 };
 use crate::interrupt::interrupted;
 use crate::process::{Process, wait_until};
@@ -29,6 +29,7 @@ use std::time::{Duration, Instant};
 const MIGRATE_SOCKET: &str = "migrate.sock";
 /// Sockets of the new QEMU until the switch.
 const NEXT_QMP: &str = "next-qmp.sock";
+const NEXT_COMMAND: &str = "next-command.sock";
 const NEXT_MONITOR: &str = "next-monitor.sock";
 /// Socket between the two QEMUs.
 const STREAM_SOCKET: &str = "stream.sock";
@@ -459,6 +460,7 @@ impl Supervisor {
         };
         let monitors = [
             (file(QMP_SOCKET), file(NEXT_QMP)),
+            (file(COMMAND_SOCKET), file(NEXT_COMMAND)),
             (file(MONITOR_SOCKET), file(NEXT_MONITOR)),
         ];
         let mut incoming = qemu.clone();
@@ -551,7 +553,11 @@ impl Supervisor {
     fn end_switch(&mut self, folder: &RuntimeFolder, old: Option<Process>) -> Result<()> {
         // Killed, because at a normal end QEMU would remove sockets that the new one uses.
         let killed = old.map_or(Ok(()), |mut old| old.kill());
-        let paths = [(NEXT_QMP, QMP_SOCKET), (NEXT_MONITOR, MONITOR_SOCKET)];
+        let paths = [
+            (NEXT_QMP, QMP_SOCKET),
+            (NEXT_COMMAND, COMMAND_SOCKET),
+            (NEXT_MONITOR, MONITOR_SOCKET),
+        ];
         let renamed = paths.map(|(new, name)| std::fs::rename(folder.file(new), folder.file(name)));
         self.save()?;
         killed?;

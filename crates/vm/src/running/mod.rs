@@ -20,6 +20,7 @@ mod registry;
 mod supervisor;
 mod watcher;
 
+pub use agent_port::IS_MIGRATING;
 pub use client::{CommandEnd, ExecInput, exec};
 pub use console::{ConsoleEnd, attach};
 pub use migration::{
@@ -29,6 +30,6 @@ pub use network::{Tap, TapOptions, card_properties};
 pub use registry::{Claim, Phase, Plugged, Registry, RuntimeFolder, State};
 pub use supervisor::{
     AGENT_SOCKET, CONSOLE_SOCKET, Daemon as OwnDaemon, GuestEnd, MONITOR_SOCKET, Program,
-    QMP_SOCKET, Readiness, Recipe, Supervisor, ports, qemu_value,
+    QMP_SOCKET, Readiness, Recipe, Supervisor, command_socket, ports, qemu_value,
 };
 pub use watcher::{Watcher, terminate, watch_parent};

@@ -92,6 +92,8 @@ pub fn ports(runtime_folder: &RuntimeFolder, serial_bus: &str) -> Vec<String> {
         "virtserialport,bus=agent-bus.0,chardev=agent,name=lunette.agent",
         "-qmp",
         &format!("unix:{},server=on,wait=off", file(QMP_SOCKET)),
+        "-qmp",
+        &format!("unix:{},server=on,wait=off", file(COMMAND_SOCKET)),
         "-chardev",
         &format!(
             "socket,id=monitor,path={},server=on,wait=off",
@@ -108,16 +110,29 @@ pub fn qemu_value(path: &Path) -> String {
     path.display().to_string().replace(',', ",,")
 }
 
-/// Client sockets in a guest's folder: agent, console, QEMU's machine protocol and monitor.
+/// Client sockets in a guest's folder: agent, console, QEMU's machine protocol and monitor. QEMU serves one client of each of its sockets at a
+/// time; a migration and the plug of a disk hold the one for QMP_SOCKET until they have ended.
 pub const AGENT_SOCKET: &str = "agent.sock";
 /// See [`AGENT_SOCKET`].
 pub const CONSOLE_SOCKET: &str = "console.sock";
 /// See [`AGENT_SOCKET`].
 pub const QMP_SOCKET: &str = "qmp.sock";
+/// See [`command_socket`].
+pub(super) const COMMAND_SOCKET: &str = "command.sock";
 /// See [`AGENT_SOCKET`].
 pub const MONITOR_SOCKET: &str = "monitor.sock";
 pub(super) const CONSOLE_PORT: &str = "console.port";
 pub(super) const AGENT_PORT: &str = "agent.port";
+
+/// Returns the socket of QEMU's machine protocol for single commands, also during a migration. Guests of versions before 0.10 have only
+/// [`QMP_SOCKET`].
+pub fn command_socket(folder: &RuntimeFolder) -> PathBuf {
+    let socket = folder.file(COMMAND_SOCKET);
+    match socket.exists() {
+        true => socket,
+        false => folder.file(QMP_SOCKET),
+    }
+}
 
 /// A guest that is starting, running or stopping.
 pub struct Supervisor {

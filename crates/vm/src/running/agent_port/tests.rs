@@ -185,6 +185,19 @@ fn protocol_violations_of_an_agent_end_its_session() {
 }
 
 #[test]
+fn commands_during_a_long_migration_are_refused_and_later_ones_run() {
+    let mut rig = Rig::greeted();
+    rig.port.pause();
+    let refused = rig.exec("one", ExecInput::Nothing).join().unwrap();
+    assert_eq!(refused.unwrap_err().to_string(), IS_MIGRATING);
+    rig.port.resume();
+    let running = rig.exec("two", ExecInput::Nothing);
+    let id = rig.guest.started();
+    rig.guest.send(id, Frame::Exit(0));
+    assert_eq!(running.join().unwrap().unwrap().0, CommandEnd::Code(0));
+}
+
+#[test]
 fn a_client_that_leaves_has_its_command_killed_and_its_output_dropped() {
     let mut rig = Rig::greeted();
     let mut client = UnixStream::connect(rig.socket()).unwrap();
