@@ -53,15 +53,23 @@ pub(super) fn open(options: &FileOptions) -> Result<(SharedFile, bool), OpenErro
 
 /// Creates a file without a name in the folder of the path. The path itself is used, briefly, only if the file system cannot do this.
 pub(super) fn create_unnamed(options: &FileOptions) -> Result<SharedFile, OpenError> {
+    create_unnamed_with(options, |folder, flags| {
+        let unnamed = flags | OFlags::TMPFILE | OFlags::EXCL;
+        rustix::fs::open(folder, unnamed, Mode::RUSR | Mode::WUSR)
+    })
+}
+
+/// As [`create_unnamed`]; `make` creates the file in a folder.
+fn create_unnamed_with(
+    options: &FileOptions,
+    make: impl FnOnce(&Path, OFlags) -> Result<OwnedFd, Errno>,
+) -> Result<SharedFile, OpenError> {
     let path = options.path.as_path();
     let flags = open_flags(CacheMode::Writeback, false) | OFlags::CLOEXEC;
     let folder = path.parent().unwrap_or(Path::new("/"));
     let made = match is_below_dev(path) {
         true => Err(Errno::OPNOTSUPP),
-        false => {
-            let unnamed = flags | OFlags::TMPFILE | OFlags::EXCL;
-            rustix::fs::open(folder, unnamed, Mode::RUSR | Mode::WUSR)
-        }
+        false => make(folder, flags),
     };
     let control = match made {
         Ok(control) => control,
@@ -614,5 +622,32 @@ mod tests {
     fn missing_permission_names_user_and_hint() {
         let text = no_access(Path::new("d0.raw"), false);
         assert!(text.contains("as user ") && text.contains("read_only"));
+    }
+
+    #[test]
+    fn scratch_file_loses_its_name_without_o_tmpfile() {
+        let folder = tempfile::tempdir().unwrap();
+        let options = FileOptions {
+            size: Some(1 << 20),
+            cache: CacheMode::Writeback,
+            ..FileOptions::new(&folder.path().join("scratch"))
+        };
+        let create = || create_unnamed_with(&options, |_, _| Err(Errno::OPNOTSUPP));
+        let file = create().unwrap();
+        assert_eq!(folder.path().read_dir().unwrap().count(), 0);
+        let stat = rustix::fs::fstat(&file.control).unwrap();
+        assert_eq!((stat.st_nlink, stat.st_size), (0, 1 << 20));
+        // I/O channels open the file again.
+        let channel = reopen(file.control.as_fd(), OFlags::RDWR).unwrap();
+        assert_eq!(rustix::io::pwrite(&channel, b"data", 4096).unwrap(), 4);
+        let mut data = [0; 4];
+        rustix::io::pread(&channel, &mut data, 4096).unwrap();
+        assert_eq!(&data, b"data");
+
+        // A file of another program is neither used nor removed.
+        std::fs::write(&options.path, "other").unwrap();
+        let error = create().err().expect("the name is in use");
+        assert!(error.to_string().contains("File exists"), "{error}");
+        assert_eq!(std::fs::read_to_string(&options.path).unwrap(), "other");
     }
 }
