@@ -257,7 +257,7 @@ fn the_domain_is_valid_by_libvirts_own_schema() -> Result<()> {
         "no {SCHEMA}\nhint: scripts/setup test\n  or: apt-get install --no-install-recommends libvirt0"
     );
     let system = scratch.file("system.raw");
-    let cases: [(&[&str], Option<&Path>); 7] = [
+    let cases: [(&[&str], Option<&Path>); 8] = [
         (
             &["scsi:4x1,removable=2,cmd_per_lun=64,virtqueue_size=128"],
             None,
@@ -275,6 +275,10 @@ fn the_domain_is_valid_by_libvirts_own_schema() -> Result<()> {
         (&["blk:40,queues=2"], None),
         (&["blk:40,queues=2,via=qemu", "--machine=pc"], None),
         (&["blk:2,via=ide", "blk:7,via=ahci"], None),
+        (
+            &["scsi:1x2,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4", "blk:1"],
+            None,
+        ),
     ];
     for (case, system) in cases {
         let case = Case {

@@ -26,6 +26,7 @@ pub mod libvirt;
 pub mod running;
 pub mod setup;
 pub mod topology;
+pub mod vhost_scsi;
 
 pub use accelerator::Accelerator;
 pub use agent::{Agent, Output, Running};

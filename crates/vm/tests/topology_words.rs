@@ -95,12 +95,12 @@ fn mistakes_name_the_word_what_is_allowed_and_what_to_write() {
         ),
         (
             "blk:4 via=vhost",
-            "via=vhost: via is \"vhost\"; allowed are lunette, qemu, qemu-iothread, ide, ahci; hint: via=lunette",
+            "via=vhost: via is \"vhost\"; allowed are lunette, qemu, qemu-iothread, ide, ahci, vhost-scsi; hint: via=lunette",
         ),
         (
             "blk:4,queus=2",
             "blk:4,queus=2: the key \"queus\" is unknown or given twice; allowed are queues, virtqueue_size, packed, indirect, via, \
-             backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun; \
+             backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable, cmd_per_lun and wwpn; \
              hint: scsi:4x1,queues=2,cmd_per_lun=64",
         ),
         (
@@ -171,6 +171,65 @@ fn mistakes_about_ata_disks_name_what_they_have() {
         let error = words.parse::<Topology>().unwrap_err();
         assert_eq!(error.to_string(), wanted, "{words}");
     }
+}
+
+#[test]
+fn mistakes_about_the_kernels_target_name_what_it_has() {
+    const WWPN: &str = "wwpn=naa.5001405bf0e7a2c4";
+    let example = "scsi:1x4,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4";
+    let named = "needs the wwpn of a target: naa. and 16 hexadecimal digits";
+    for (word, problem, hint) in [
+        ("scsi:1x1,via=vhost-scsi", named, example),
+        (
+            "scsi:1x1,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c",
+            named,
+            example,
+        ),
+        (
+            "scsi:1x1,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4,,",
+            "the key \"\" is unknown",
+            "",
+        ),
+        ("scsi:1x1,WWPN", "wwpn is for via=vhost-scsi", example),
+        (
+            "scsi:2x2,via=vhost-scsi,WWPN",
+            "SCSI disks of one target",
+            "scsi:1x4",
+        ),
+        (
+            "blk:3,via=vhost-scsi,WWPN",
+            "SCSI disks of one target",
+            "scsi:1x3",
+        ),
+        (
+            "scsi:1x1,via=vhost-scsi,WWPN,size=1G",
+            "size does not apply",
+            "omit size",
+        ),
+        (
+            "scsi:1x1,via=vhost-scsi,WWPN,removable=1",
+            "removable does not apply",
+            "omit removable",
+        ),
+        (
+            "scsi:1x1,via=vhost-scsi,WWPN,ioeventfd=on",
+            "ioeventfd does not apply",
+            "omit ioeventfd",
+        ),
+    ] {
+        let word = word.replace("WWPN", WWPN);
+        let error = word.parse::<Topology>().unwrap_err();
+        assert!(
+            error.problem.contains(problem) && error.hint.contains(hint),
+            "{error}"
+        );
+    }
+    let all = format!("scsi:1x1,{WWPN} via=vhost-scsi backing=ram:1M");
+    let error = all.parse::<Topology>().unwrap_err();
+    assert!(error.problem.contains("has no backing"), "{error}");
+    let twice = format!("scsi:1x1,{WWPN} scsi:1x2,{WWPN} via=vhost-scsi");
+    let error = Plan::new(&twice.parse().unwrap(), options()).unwrap_err();
+    assert!(error.problem.contains("is given twice"), "{error}");
 }
 
 #[test]
@@ -325,6 +384,45 @@ fn ata_disks_sit_on_the_ports_of_their_controllers() {
             "{error}"
         );
     }
+}
+
+#[test]
+fn the_kernels_target_has_its_luns_at_the_portal_group() {
+    let plan = plan(
+        "scsi:1x2,queues=4,virtqueue_size=256,cmd_per_lun=64,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4 blk:1,via=qemu",
+    );
+    let lines = devices(&plan);
+    assert_eq!(
+        lines[0],
+        "-device vhost-scsi-pci,id=c0,wwpn=naa.5001405bf0e7a2c4,num_queues=4,virtqueue_size=256,cmd_per_lun=64,bus=pcie.0,addr=0x1"
+    );
+    assert!(lines[1].contains("node-name=d2-node"), "{lines:#?}");
+    assert_eq!(lines.len(), 3);
+    let addresses = plan.disks.iter().map(|disk| disk.guest.scsi.as_deref());
+    assert!(addresses.eq([Some("0:0:1:0"), Some("0:0:1:1"), None]));
+    let disk = &plan.disks[1];
+    assert_eq!(disk.guest.by_path, ["pci-0000:00:01.0-scsi-0:0:1:1"]);
+    assert_eq!((&disk.serial, disk.wwn, disk.size), (&None, None, None));
+    assert!(!plan.needs_daemon() && plan.files_of_qemu().len() == 1);
+    let json = plan.json();
+    assert_eq!(json["devices"][0]["via"], "vhost-scsi");
+    assert_eq!(json["devices"][0]["wwpn"], "naa.5001405bf0e7a2c4");
+    assert!(json["devices"][0]["aio"].is_null(), "{json}");
+    let text = plan.text();
+    assert!(
+        text.contains("serves one guest at a time") && !text.contains("lunette disk identity"),
+        "{text}"
+    );
+    let xml = plan.libvirt_xml();
+    for wanted in [
+        "<source protocol='vhost' wwpn='naa.5001405bf0e7a2c4'/>",
+        "<qemu:device alias='ua-c0'><qemu:frontend><qemu:property name='num_queues' type='unsigned' value='4'/>",
+        "name='cmd_per_lun' type='unsigned' value='64'",
+        "name='virtqueue_size' type='unsigned' value='256'",
+    ] {
+        assert!(xml.contains(wanted), "{wanted}: {xml}");
+    }
+    assert_eq!(xml.matches("<hostdev").count(), 1, "{xml}");
 }
 
 #[test]

@@ -16,7 +16,7 @@ use vm::topology::{
 #[derive(Clone, Debug, Args)]
 pub struct GuestArguments {
     /// Disks and how they are attached, as words: scsi:TARGETSxLUNS (a controller and its disks), blk:N (N virtio-blk devices),
-    /// via=lunette|qemu|qemu-iothread|ide|ahci (server of the disks),
+    /// via=lunette|qemu|qemu-iothread|ide|ahci|vhost-scsi (server of the disks),
     /// backing=ram:SIZE|file:FOLDER|tmpfs:FOLDER|block:DEVICE+DEVICE|daemon:DISK+DISK. Example: scsi:4x1,queues=2 blk:1 backing=ram:256M
     #[arg(value_name = "TOPOLOGY", required = true)]
     pub topology: Vec<String>,

@@ -215,11 +215,12 @@ mod tests {
 
     const SYSTEM: [&str; 5] = ["vm", "--kernel", "/kernel", "--initrd", "/initrd"];
     /// Guests with different devices.
-    const GUESTS: [&str; 5] = [
+    const GUESTS: [&str; 6] = [
         "blk:4,via=qemu,scsi=off backing=tmpfs:/dev/shm --machine pc-i440fx-7.2 --smp 4,sockets=4,cores=1,threads=1",
         "scsi:4x1,queues=2 --net user --mac 52:54:00:aa:bb:cc --balloon",
         "scsi:1x4,via=qemu-iothread,backing=file:/tmp blk:1 --net tap,bridge=br0,vhost=on,queues=2",
         "blk:1,packed --share /proc --spare-ports 2 --uuid c31a9f3e-4161-c53a-339c-5dc36d0497cb",
+        "scsi:1x2,queues=2,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4 blk:1",
         "blk:40 --memory 2G --cpu qemu64 --qemu-arg=-no-shutdown",
     ];
 
@@ -251,7 +252,7 @@ mod tests {
             let by_hand = by_hand.map_err(|_| ()).unwrap().qemu_arguments();
             // The same guest with other ports: each disk, card and machine property is in both.
             let is_device = |word: &&String| {
-                ["virtio-", "vhost-user-", "scsi-hd", "pc-i440fx", "q35"]
+                ["virtio-", "vhost-", "scsi-hd", "pc-i440fx", "q35"]
                     .iter()
                     .any(|prefix| word.starts_with(prefix))
                     && !word.contains("agent")
@@ -276,6 +277,7 @@ mod tests {
                 ("--smp 4,", "-smp 4,sockets=4,cores=1,threads=1"),
                 ("scsi=off", ",scsi=off"),
                 ("--share", "vhost-user-fs-pci"),
+                ("wwpn=", "vhost-scsi-pci,id=c0,wwpn=naa.5001405bf0e7a2c4,"),
             ] {
                 assert!(
                     !guest.contains(option) || text.contains(word),

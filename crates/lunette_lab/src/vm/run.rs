@@ -293,6 +293,7 @@ fn claim(arguments: &RunArguments) -> Result<ReservedName, Failure> {
         accelerator,
     };
     let plan = plan(&arguments.guest, &arguments.devices, ports)?;
+    vm::vhost_scsi::check(&plan).map_err(failed)?;
     let mut recipe = recipe(arguments, &place, &plan, accelerator)?;
     recipe.tap = tap.map(Arc::new);
     let state = &recipe.state;

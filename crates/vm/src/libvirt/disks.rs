@@ -167,6 +167,7 @@ impl<'d> Parts<'_, 'd> {
             iothreads: Vec::new(),
             is_mapped: false,
             socket: None,
+            wwpn: None,
             boots: false,
             properties: Vec::new(),
         }

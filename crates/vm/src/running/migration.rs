@@ -346,6 +346,11 @@ impl Supervisor {
             !has("-blockdev") && !has("-drive"),
             "guest {name} has disks of QEMU, which lunette vm migrate does not support; hint: start it with disks of Lunette only"
         );
+        let mut words = self.recipe.qemu.arguments.iter();
+        ensure!(
+            !words.any(|word| word.starts_with("vhost-scsi-pci,")),
+            "guest {name} has disks of a target in the kernel, which QEMU cannot migrate; hint: start it without via=vhost-scsi"
+        );
         ensure!(
             !self.migrations.has_tap,
             "guest {name} has a tap, which QEMU cannot open twice; hint: lunette vm run --net user"

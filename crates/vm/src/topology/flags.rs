@@ -24,7 +24,7 @@ impl Plan {
         disks.any(|disk| disk.medium == Medium::Daemon)
     }
 
-    /// Returns the arguments of `lunette serve`; empty if QEMU serves all disks. Disks of a running daemon are assumed to exist.
+    /// Returns the arguments of `lunette serve`; empty without disks of Lunette. Disks of a running daemon are assumed to exist.
     pub fn daemon_flags(&self) -> Vec<String> {
         let mut flags = Vec::new();
         for (disk, _) in self.served() {
@@ -54,7 +54,7 @@ impl Plan {
     /// Returns the command that serves the disks; for a running daemon, the commands that add the missing objects.
     pub fn flags_text(&self) -> String {
         if !self.needs_daemon() {
-            return "# QEMU serves all disks: no daemon is needed\n".to_owned();
+            return "# no disk is served by Lunette: no daemon is needed\n".to_owned();
         }
         if self.uses_running_daemon() {
             return self.commands();
@@ -115,7 +115,7 @@ fn disk_flag(disk: &PlannedDisk) -> Option<String> {
             let kind = disk.medium.kind();
             format!("{}={kind}:{}", disk.name, path_value(&system.path))
         }
-        Medium::Daemon => return None,
+        Medium::Daemon | Medium::KernelTarget => return None,
     };
     if disk.removable {
         value.push_str(",removable");

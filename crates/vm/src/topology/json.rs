@@ -71,7 +71,8 @@ fn device(device: &PlannedDevice) -> Value {
         "pci": device.address.to_string(),
         "pci_is_certain": device.address.is_certain(),
         "socket": device.socket,
-        "aio": (device.via != Via::Lunette).then(|| device.aio.word()),
+        "wwpn": device.wwpn,
+        "aio": device.via.is_qemu().then(|| device.aio.word()),
         "iothreads": device.iothreads,
     })
 }

@@ -56,11 +56,14 @@ impl Plan {
             if device.is_scsi && device.via.is_qemu() {
                 scsi_controller(&mut xml, device, self.host(index));
             }
+            if let Some(wwpn) = &device.wwpn {
+                kernel_target(&mut xml, device, wwpn);
+            }
             for disk in self.disks_of(index) {
                 match (device.via, device.is_scsi) {
                     (Via::Lunette, false) => vhost_user_disk(&mut xml, device, disk),
-                    // Controller and disks are on QEMU's command line.
-                    (Via::Lunette, true) | (Via::Ide | Via::Ahci, _) => {}
+                    // Controller and disks are on QEMU's command line, or the disks are those of the kernel's target.
+                    (Via::Lunette, true) | (Via::Ide | Via::Ahci | Via::VhostScsi, _) => {}
                     _ => self.qemu_disk(&mut xml, device, disk),
                 }
             }
@@ -253,16 +256,19 @@ impl Plan {
                 let alias = alias.unwrap_or(&device.id);
                 lines.push(property(alias, "indirect_desc", "bool", "false"));
             }
-            if !device.is_scsi || !device.via.is_qemu() {
+            if !device.is_scsi || device.via == Via::Lunette {
                 continue;
             }
-            if let Some(size) = device.queue_size {
-                lines.push(property(
-                    &device.id,
-                    "virtqueue_size",
-                    "unsigned",
-                    &size.to_string(),
-                ));
+            // libvirt has attributes for two of them, except for vhost-scsi.
+            let is_kernel = device.via == Via::VhostScsi;
+            let numbers = [
+                ("num_queues", device.queues.filter(|_| is_kernel)),
+                ("cmd_per_lun", device.cmd_per_lun.filter(|_| is_kernel)),
+                ("virtqueue_size", device.queue_size),
+            ];
+            for (name, number) in numbers {
+                let number = number.map(|number| number.to_string());
+                lines.extend(number.map(|number| property(&device.id, name, "unsigned", &number)));
             }
             let disks = self.disks_of(index).filter(|disk| disk.removable);
             lines.extend(disks.map(|disk| property(&disk.name, "removable", "bool", "true")));
@@ -380,6 +386,15 @@ fn scsi_controller(xml: &mut Xml, device: &PlannedDevice, index: usize) {
     xml.line(3, &format!("<alias name='ua-{}'/>", escape(&device.id)));
     xml.line(3, &pci_address(&device.address));
     xml.line(2, "</controller>");
+}
+
+/// Writes the adapter of a target in the host's kernel.
+fn kernel_target(xml: &mut Xml, device: &PlannedDevice, wwpn: &str) {
+    xml.line(2, "<hostdev mode='subsystem' type='scsi_host'>");
+    xml.line(3, &format!("<source protocol='vhost' wwpn='{wwpn}'/>"));
+    xml.line(3, &format!("<alias name='ua-{}'/>", escape(&device.id)));
+    xml.line(3, &pci_address(&device.address));
+    xml.line(2, "</hostdev>");
 }
 
 fn vhost_user_disk(xml: &mut Xml, device: &PlannedDevice, disk: &PlannedDisk) {

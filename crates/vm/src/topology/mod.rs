@@ -23,6 +23,7 @@ pub use names::{GuestNames, kernel_lun};
 pub(crate) use names::{of_blk as blk_names, of_scsi_at as scsi_names};
 pub use options::{Kernel as GuestKernel, KnownDisk, PlanOptions, QemuVersion, SystemDisk};
 pub use pci::{Budget, MachineType, PciAddress, Port, PortKind};
+pub(crate) use plan::PORTAL_GROUP;
 pub use plan::{DiskDevice, Medium, NodeSettings, Plan, PlannedDevice, PlannedDisk};
 pub use qemu::QEMU;
 pub use text::{qemu_value, shell_command, shell_word};

@@ -2,9 +2,13 @@
 
 use super::pci::MachineType;
 use super::words::TopologyError;
+use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::path::PathBuf;
+
+/// Length of a virtio-blk serial number in bytes (virtio 1.3, 5.2.6).
+const SERIAL_MAX: usize = 20;
 
 /// QEMU version, as far as its options differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -144,6 +148,30 @@ pub struct PlanOptions {
     pub console: Vec<String>,
     /// Known disks of a running daemon, by name.
     pub known: BTreeMap<String, KnownDisk>,
+}
+
+impl PlanOptions {
+    /// Returns serial number and NAA identifier of a new disk. They are derived from the guest's seed and name and the disk's name, so a
+    /// plan is reproducible and identifiers differ between guests.
+    pub(super) fn identity(&self, name: &str) -> KnownDisk {
+        let mut hash = Sha256::new();
+        for part in [&self.seed, &self.name, name] {
+            hash.update((part.len() as u64).to_be_bytes());
+            hash.update(part.as_bytes());
+        }
+        let hash = hash.finalize();
+        let number = |from: usize| {
+            let bytes = hash.iter().skip(from).take(8);
+            bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
+        };
+        let short: String = name.chars().take(SERIAL_MAX - 13).collect();
+        KnownDisk {
+            size: None,
+            serial: Some(format!("{short}-{:012x}", number(0) >> 16)),
+            // NAA 3h, locally assigned (SPC-5, 7.7.6.6.4).
+            wwn: Some(3 << 60 | number(8) >> 4),
+        }
+    }
 }
 
 impl Default for PlanOptions {

@@ -26,7 +26,7 @@ const SIZE: u64 = 256 << 20;
 /// Sizes are multiples of the largest sector size.
 const SIZE_UNIT: u64 = 4096;
 
-const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable and cmd_per_lun";
+const GROUP_KEYS: &str = "queues, virtqueue_size, packed, indirect, via, backing, size, aio, ioeventfd, scsi, iothreads, iothread_vq_mapping, and for scsi removable, cmd_per_lun and wwpn";
 
 /// Options after a word's colon and commas.
 struct Options<'a> {
@@ -136,7 +136,13 @@ fn group(word: &str, defaults: &Defaults) -> Result<Group, TopologyError> {
         Some(value) => Some(backing(word, value.unwrap_or_default())?),
         None => defaults.backing.clone(),
     };
-    let (backing, size) = default_backing(backing, via);
+    let (backing, size) = match options.take("wwpn") {
+        None if via != Via::VhostScsi => default_backing(backing, via),
+        wwpn => (
+            kernel_target(word, via, wwpn.flatten(), backing.is_some())?,
+            None,
+        ),
+    };
     let is_scsi = matches!(shape, Shape::Scsi { .. });
     let queues_max = if is_scsi {
         SCSI_QUEUES_MAX
@@ -176,14 +182,47 @@ fn default_backing(configured: Option<(Backing, Option<u64>)>, via: Via) -> (Bac
     })
 }
 
+/// Returns the backing of `via=vhost-scsi`: the target with this WWPN.
+fn kernel_target(
+    word: &str,
+    via: Via,
+    wwpn: Option<&str>,
+    has_backing: bool,
+) -> Result<Backing, TopologyError> {
+    const EXAMPLE: &str = "scsi:1x4,via=vhost-scsi,wwpn=naa.5001405bf0e7a2c4";
+    let wrong = |problem: &str, hint: &str| Err(TopologyError::new(word, problem, hint));
+    if via != Via::VhostScsi {
+        return wrong("wwpn is for via=vhost-scsi", EXAMPLE);
+    }
+    if has_backing {
+        return wrong(
+            "via=vhost-scsi has no backing: its disks are those of a target in the host's kernel",
+            "omit backing, or give each other group its own",
+        );
+    }
+    let is_naa = |wwpn: &&str| {
+        let digits = wwpn.strip_prefix("naa.").unwrap_or_default();
+        digits.len() == 16 && digits.bytes().all(|byte| byte.is_ascii_hexdigit())
+    };
+    match wwpn.filter(is_naa) {
+        Some(wwpn) => Ok(Backing::KernelTarget(wwpn.to_owned())),
+        None => wrong(
+            "via=vhost-scsi needs the wwpn of a target: naa. and 16 hexadecimal digits",
+            EXAMPLE,
+        ),
+    }
+}
+
 fn size_of(word: &str, size: Option<u64>, backing: &Backing) -> Result<Option<u64>, TopologyError> {
     match (backing, size) {
-        (Backing::Block(_) | Backing::Daemon(_), Some(_)) => Err(TopologyError::new(
-            word,
-            "size does not apply to disks with a fixed size",
-            "omit size; it applies to backing=ram, file and tmpfs",
-        )),
-        (Backing::Block(_) | Backing::Daemon(_), None) => Ok(None),
+        (Backing::Block(_) | Backing::Daemon(_) | Backing::KernelTarget(_), Some(_)) => {
+            Err(TopologyError::new(
+                word,
+                "size does not apply to disks with a fixed size",
+                "omit size; it applies to backing=ram, file and tmpfs",
+            ))
+        }
+        (Backing::Block(_) | Backing::Daemon(_) | Backing::KernelTarget(_), None) => Ok(None),
         (_, size) => Ok(Some(size.unwrap_or(SIZE))),
     }
 }
@@ -423,7 +462,10 @@ fn check(group: &Group) -> Result<(), TopologyError> {
     if let Some(most) = group.via.ata_disks() {
         check_ata(group, most)?;
     }
-    if !group.via.is_qemu() {
+    if group.via == Via::VhostScsi {
+        check_vhost_scsi(group)?;
+    }
+    if group.via == Via::Lunette {
         let keys = [
             ("aio", group.aio.is_some()),
             ("ioeventfd", group.ioeventfd.is_some()),
@@ -463,6 +505,32 @@ fn check(group: &Group) -> Result<(), TopologyError> {
         );
     }
     check_backing(group)
+}
+
+/// Rejects shapes and options that the kernel's target does not have.
+fn check_vhost_scsi(group: &Group) -> Result<(), TopologyError> {
+    let wrong = |problem: String, hint: String| Err(TopologyError::new(&group.word, problem, hint));
+    let disks = group.shape.disks();
+    if !matches!(group.shape, Shape::Scsi { targets: 1, .. }) {
+        return wrong(
+            "via=vhost-scsi has SCSI disks of one target: LUNs of a portal group".to_owned(),
+            format!("scsi:1x{disks}"),
+        );
+    }
+    let keys = [
+        ("removable", group.removable > 0),
+        ("aio", group.aio.is_some()),
+        ("ioeventfd", group.ioeventfd.is_some()),
+        ("iothreads", group.iothreads.is_some()),
+        ("iothread_vq_mapping", group.vq_mapping.is_some()),
+    ];
+    match keys.iter().find(|(_, is_given)| *is_given) {
+        None => Ok(()),
+        Some((key, _)) => wrong(
+            format!("{key} does not apply to via=vhost-scsi: the host's kernel serves these disks"),
+            format!("omit {key}"),
+        ),
+    }
 }
 
 /// Rejects shapes and options of virtio devices.

@@ -2,18 +2,17 @@
 //! this folder only format it.
 
 use super::names::{self, GuestNames, ScsiDiskLocation};
-use super::options::{PlanOptions, SystemDisk};
+use super::options::{KnownDisk, PlanOptions, SystemDisk};
 use super::pci::{Budget, Layout, MachineType, PciAddress, Port, assign_addresses};
 use super::words::{Aio, Backing, Group, Shape, Topology, TopologyError, Via};
-use sha2::{Digest, Sha256};
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 /// Maximum length of a socket path: sockaddr_un has 108 bytes including the NUL.
 const SOCKET_PATH_MAX: usize = 107;
 
-/// Length of a virtio-blk serial number in bytes (virtio 1.3, 5.2.6).
-const SERIAL_MAX: usize = 20;
+/// Tag of the portal group that targetcli creates first.
+pub(crate) const PORTAL_GROUP: u32 = 1;
 
 /// Storage of a disk's content.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -39,6 +38,8 @@ pub enum Medium {
     },
     /// A disk of the running daemon with this name.
     Daemon,
+    /// A logical unit of a target in the host's kernel.
+    KernelTarget,
     /// The system disk, unmodified.
     System(SystemDisk),
     /// An existing file or device, unmodified.
@@ -79,7 +80,7 @@ impl Medium {
                 Some(path)
             }
             Medium::System(system) => Some(&system.path),
-            Medium::Ram { .. } | Medium::Daemon => None,
+            Medium::Ram { .. } | Medium::Daemon | Medium::KernelTarget => None,
         }
     }
 
@@ -222,6 +223,8 @@ pub struct PlannedDevice {
     pub is_mapped: bool,
     /// vhost-user socket.
     pub socket: Option<PathBuf>,
+    /// WWPN of the target in the host's kernel.
+    pub wwpn: Option<String>,
     /// The guest boots from it.
     pub boots: bool,
     /// Further properties of QEMU's device.
@@ -397,6 +400,7 @@ impl Builder {
 
     fn add_group(&mut self, group: &Group) -> Result<(), TopologyError> {
         self.check_version(group)?;
+        self.check_kernel_target(group)?;
         match group.shape {
             Shape::Blk { count } if group.via.ata_disks().is_some() => {
                 self.add_ata(group, count)?;
@@ -410,11 +414,16 @@ impl Builder {
             }
             Shape::Scsi { targets, luns } => {
                 let device = self.device(format!("c{}", self.hosts), group, false);
+                // The target number of vhost-scsi is the tag of the portal group.
+                let first = match group.via {
+                    Via::VhostScsi => PORTAL_GROUP,
+                    _ => 0,
+                };
                 for index in 0..targets * luns {
                     let (name, medium) = self.medium(group, index)?;
                     let location = DiskDevice::Scsi {
                         device,
-                        target: index / luns,
+                        target: first + index / luns,
                         lun: index % luns,
                     };
                     self.disk(name, medium, group, location);
@@ -457,6 +466,26 @@ impl Builder {
             let location = DiskDevice::Ata { device, port, unit };
             self.disk(name, medium, group, location);
         }
+        Ok(())
+    }
+
+    /// Rejects a second controller with a target of the host's kernel, and notes the scope of the target.
+    fn check_kernel_target(&mut self, group: &Group) -> Result<(), TopologyError> {
+        let Backing::KernelTarget(wwpn) = &group.backing else {
+            return Ok(());
+        };
+        let mut devices = self.devices.iter();
+        if devices.any(|device| device.wwpn.as_ref() == Some(wwpn)) {
+            return Err(TopologyError::new(
+                &group.word,
+                format!("target {wwpn} is given twice, but serves one controller at a time"),
+                "one group with all LUNs of the target, such as scsi:1x4",
+            ));
+        }
+        self.notes.insert(format!(
+            "{}: the guest sees all LUNs of all portal groups of target {wwpn}, which serves one guest at a time",
+            group.word
+        ));
         Ok(())
     }
 
@@ -532,6 +561,7 @@ impl Builder {
                 path: devices[at].clone(),
             },
             Backing::Daemon(_) => Medium::Daemon,
+            Backing::KernelTarget(_) => Medium::KernelTarget,
         };
         Ok((name, medium))
     }
@@ -594,6 +624,10 @@ impl Builder {
                 .collect(),
             is_mapped: group.vq_mapping.is_some(),
             socket: (group.via == Via::Lunette).then_some(socket),
+            wwpn: match &group.backing {
+                Backing::KernelTarget(wwpn) => Some(wwpn.clone()),
+                _ => None,
+            },
             boots,
             properties: group
                 .scsi_commands
@@ -613,7 +647,9 @@ impl Builder {
     ) {
         let known = match medium {
             Medium::Daemon => self.options.known.get(&name).cloned().unwrap_or_default(),
-            _ => identity(&self.options, &name),
+            // The kernel's target has its own identifiers.
+            Medium::KernelTarget => KnownDisk::default(),
+            _ => self.options.identity(&name),
         };
         let index = self.disks.iter().rev();
         let index = index.take_while(|disk| disk.location.device() == location.device());
@@ -750,27 +786,5 @@ impl Builder {
         {
             self.notes.insert("the firmware assigns the PCI bus numbers behind ports; usually the first port has bus 1".to_owned());
         }
-    }
-}
-
-/// Returns serial number and NAA identifier of a new disk. They are derived from the guest's seed and name and the disk's name, so a plan
-/// is reproducible and identifiers differ between guests.
-fn identity(options: &PlanOptions, name: &str) -> super::options::KnownDisk {
-    let mut hash = Sha256::new();
-    for part in [&options.seed, &options.name, name] {
-        hash.update((part.len() as u64).to_be_bytes());
-        hash.update(part.as_bytes());
-    }
-    let hash = hash.finalize();
-    let number = |from: usize| {
-        let bytes = hash.iter().skip(from).take(8);
-        bytes.fold(0_u64, |number, byte| number << 8 | u64::from(*byte))
-    };
-    let short: String = name.chars().take(SERIAL_MAX - 13).collect();
-    super::options::KnownDisk {
-        size: None,
-        serial: Some(format!("{short}-{:012x}", number(0) >> 16)),
-        // NAA 3h, locally assigned (SPC-5, 7.7.6.6.4).
-        wwn: Some(3 << 60 | number(8) >> 4),
     }
 }

@@ -166,21 +166,15 @@ fn boot(options: &PlanOptions) -> Vec<String> {
 
 /// Returns the device that the guest sees: a virtio-blk disk, a virtio-scsi controller or an ATA controller.
 fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
-    if planned.via.ata_disks().is_some() {
-        let driver = match planned.via {
-            Via::Ide => "piix3-ide",
-            _ => "ich9-ahci",
-        };
-        let mut properties = vec![property("id", &planned.id)];
-        properties.extend(planned.address.properties());
-        return device(driver, properties);
-    }
     let is_lunette = planned.via == Via::Lunette;
-    let driver = match (planned.is_scsi, is_lunette) {
-        (false, true) => "vhost-user-blk-pci",
-        (false, false) => "virtio-blk-pci",
-        (true, true) => "vhost-user-scsi-pci",
-        (true, false) => "virtio-scsi-pci",
+    let driver = match (planned.via, planned.is_scsi) {
+        (Via::Ide, _) => return ata_controller("piix3-ide", planned),
+        (Via::Ahci, _) => return ata_controller("ich9-ahci", planned),
+        (Via::VhostScsi, _) => "vhost-scsi-pci",
+        (Via::Lunette, false) => "vhost-user-blk-pci",
+        (Via::Lunette, true) => "vhost-user-scsi-pci",
+        (Via::Qemu | Via::QemuIothread, false) => "virtio-blk-pci",
+        (Via::Qemu | Via::QemuIothread, true) => "virtio-scsi-pci",
     };
     let (queues, queue_size) = match planned.is_scsi {
         true => ("num_queues", "virtqueue_size"),
@@ -196,6 +190,9 @@ fn controller(planned: &PlannedDevice, disk: Option<&PlannedDisk>) -> String {
             }
         }
         _ => {}
+    }
+    if let Some(wwpn) = &planned.wwpn {
+        properties.push(property("wwpn", wwpn));
     }
     if let Some(number) = planned.queues {
         properties.push(property(queues, number));
@@ -251,6 +248,12 @@ fn mapped(driver: &str, properties: Properties, threads: &[String]) -> String {
         .collect();
     object.insert("iothread-vq-mapping".to_owned(), Value::Array(threads));
     Value::Object(object).to_string()
+}
+
+fn ata_controller(driver: &str, planned: &PlannedDevice) -> String {
+    let mut properties = vec![property("id", &planned.id)];
+    properties.extend(planned.address.properties());
+    device(driver, properties)
 }
 
 fn ata_disk(planned: &PlannedDevice, disk: &PlannedDisk, port: u32, unit: u32) -> String {

@@ -1,6 +1,6 @@
 //! A plan for users: every form under a heading, and the view of the guest.
 
-use super::plan::{Plan, PlannedDisk};
+use super::plan::{Medium, Plan, PlannedDisk};
 use std::fmt::Write;
 
 impl Plan {
@@ -65,7 +65,7 @@ impl Plan {
         for link in by_id.chain(by_path) {
             writeln!(text, "#          /dev/disk/{link}").unwrap_or(());
         }
-        if guest.by_id.is_empty() {
+        if guest.by_id.is_empty() && disk.medium != Medium::KernelTarget {
             let hint = format!("lunette disk identity {}", disk.name);
             writeln!(text, "#          /dev/disk/by-id: see `{hint}`").unwrap_or(());
         }

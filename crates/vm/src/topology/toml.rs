@@ -26,7 +26,7 @@ impl Plan {
     /// Returns the configuration file that serves the disks.
     pub fn toml(&self) -> String {
         if !self.needs_daemon() {
-            return "# QEMU serves all disks: no daemon is needed\n".to_owned();
+            return "# no disk is served by Lunette: no daemon is needed\n".to_owned();
         }
         let mut tables: Vec<String> = self
             .served()
@@ -92,7 +92,7 @@ fn disk_table(disk: &PlannedDisk) -> Option<String> {
             line("backend", text(disk.medium.kind()));
             line("path", path_text(&system.path));
         }
-        Medium::Daemon => return None,
+        Medium::Daemon | Medium::KernelTarget => return None,
     }
     if disk.removable {
         line("removable", "true".to_owned());

@@ -16,16 +16,19 @@ pub enum Via {
     Ide,
     /// QEMU, as ATA disks of AHCI controllers.
     Ahci,
+    /// The SCSI target of the host's kernel (vhost-scsi).
+    VhostScsi,
 }
 
 impl Via {
     /// All values with their words.
-    pub const WORDS: [(&str, Via); 5] = [
+    pub const WORDS: [(&str, Via); 6] = [
         ("lunette", Via::Lunette),
         ("qemu", Via::Qemu),
         ("qemu-iothread", Via::QemuIothread),
         ("ide", Via::Ide),
         ("ahci", Via::Ahci),
+        ("vhost-scsi", Via::VhostScsi),
     ];
 
     /// Returns the word.
@@ -36,7 +39,7 @@ impl Via {
 
     /// Returns true for devices emulated by QEMU.
     pub fn is_qemu(self) -> bool {
-        self != Via::Lunette
+        !matches!(self, Via::Lunette | Via::VhostScsi)
     }
 
     /// Returns the maximum number of disks of an ATA controller; `None` for virtio devices.
@@ -45,7 +48,7 @@ impl Via {
             // Two channels with a master and a slave.
             Via::Ide => Some(4),
             Via::Ahci => Some(6),
-            Via::Lunette | Via::Qemu | Via::QemuIothread => None,
+            Via::Lunette | Via::Qemu | Via::QemuIothread | Via::VhostScsi => None,
         }
     }
 }
@@ -63,6 +66,8 @@ pub enum Backing {
     Block(Vec<PathBuf>),
     /// Disks of a running daemon, by name.
     Daemon(Vec<String>),
+    /// Logical units of a target in the host's kernel, by the WWPN of the target.
+    KernelTarget(String),
 }
 
 /// I/O mode of QEMU's own devices.
