@@ -189,7 +189,7 @@ fn advice(study: &Study, report: &Report<'_, Record>) -> Vec<String> {
     sentences.extend(outside(study));
     let runs = study.records.iter().map(|record| record as &dyn Run);
     let polls = study.polls.iter().map(|record| record as &dyn Run);
-    sentences.extend(study::disturbed(runs.chain(polls)));
+    sentences.extend(study::cautions(runs.chain(polls)));
     sentences
 }
 

@@ -99,10 +99,13 @@ pub(super) fn advice(polls: &[PollRecord]) -> Vec<String> {
             let (with, without): (Vec<f64>, Vec<f64>) = values.into_iter().unzip();
             Some((spread(&with).median, spread(&without).median, comparison))
         };
+        let name = pairs[0][0].configuration.name();
         let Some((with, without, rate)) = compare(&|record| record.iops) else {
+            sentences.push(format!(
+                "Polling or not ({name}; {case}; {count} pairs of turns): no result."
+            ));
             continue;
         };
-        let name = pairs[0][0].configuration.name();
         let mut text = format!(
             "Polling or not ({name}; {case}; {count} pairs of turns): {with:.0} against {without:.0} I/Os per second, {}",
             describe(&rate),

@@ -53,12 +53,25 @@ impl<'a, R: Run> Report<'a, R> {
             return None;
         }
         let turns: BTreeSet<u32> = self.runs.iter().map(R::turn).collect();
-        // An incomplete turn covers other cases.
+        // An incomplete turn covers other cases. A complete one without means has a run without a result.
         let means = turns.into_iter().filter_map(|turn| {
             let iops = |run: &R| (run.turn() == turn).then(|| run.iops());
-            Some((self.mean(firsts, iops)?, self.mean(seconds, iops)?))
+            let means = self.mean(firsts, iops).zip(self.mean(seconds, iops));
+            let is_complete = || self.has_all(firsts, turn) && self.has_all(seconds, turn);
+            means.or_else(|| is_complete().then_some((0.0, 0.0)))
         });
         Comparison::of(&means.collect::<Vec<_>>(), number)
+    }
+
+    /// Returns true if each of these variants has a run in each case of a turn.
+    fn has_all(&self, variants: &[&Variant], turn: u32) -> bool {
+        variants.iter().all(|variant| {
+            let mut cases = self.cases.iter();
+            cases.all(|case| {
+                let runs = self.runs_of(&variant.name, case);
+                runs.iter().any(|run| run.turn() == turn)
+            })
+        })
     }
 
     /// Returns the number of comparisons of an advice: each value of a setting with each other value, because the data select the value
@@ -219,7 +232,7 @@ pub fn findings<R: Run>(report: &Report<'_, R>) -> Vec<String> {
         .collect()
 }
 
-/// Comparison of two variants in a case: case, variant, other variant; `None` if they have no turn in common.
+/// Comparison of two variants in a case: case, variant, other variant; `None` if no turn has results of both.
 pub(super) type Compared<'a> = (&'a str, &'a str, &'a str, Option<Comparison>);
 
 /// Comparisons of the [`findings`], which share the probability of an error.
@@ -250,7 +263,9 @@ pub(super) fn compared_in_cases<'a, R: Run>(report: &'a Report<'_, R>) -> Vec<Co
 /// Compares two variants in a case.
 fn finding(case: &str, one: &str, other: &str, found: Option<Comparison>) -> String {
     match found {
-        None => format!("{case}: {one} and {other} have no turn in common"),
+        None => {
+            format!("{case}: {one} and {other} have no turn in common that has results of both")
+        }
         Some(comparison) => format!("{case}: {}", comparison.describe(one, other)),
     }
 }
@@ -268,6 +283,7 @@ fn distinct<T: PartialEq>(items: impl Iterator<Item = T>) -> Vec<T> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::cautions;
     use super::super::tests::{Plain, run};
     use super::*;
 
@@ -343,6 +359,33 @@ mod tests {
         let runs = [run("blk, 1", "a", 0, 100.0)];
         let report = report(&runs, &variants, &["a"]);
         assert!(report.compare("transport", "scsi", "blk", 1).is_none());
+    }
+
+    #[test]
+    fn a_turn_without_a_result_is_counted_in_the_advice() {
+        let variants = [variant("blk", "1"), variant("scsi", "1")];
+        let mut runs = Vec::new();
+        for turn in 0..4 {
+            for case in ["a", "b"] {
+                let slow = if (turn, case) == (2, "b") { 0.0 } else { 50.0 };
+                runs.push(run("blk, 1", case, turn, 100.0));
+                runs.push(run("scsi, 1", case, turn, slow));
+            }
+        }
+        let report = report(&runs, &variants, &["a", "b"]);
+        let found = report.compare("transport", "scsi", "blk", 1).unwrap();
+        let text = "0.50 (0.50 to 0.50, 3 turns and 1 without a result)";
+        assert_eq!(found.range_text(), text);
+        let sentences = findings(&report);
+        assert!(sentences[1].contains(text), "{sentences:?}");
+        assert!(!sentences[0].contains("without a result"), "{sentences:?}");
+        let all = runs.iter().map(|run| run as &dyn Run);
+        assert_eq!(
+            cautions(all),
+            [
+                "no result (0 IOPS) in 1 of 16 runs, which the comparisons leave out: scsi, 1, b, turn 2."
+            ]
+        );
     }
 
     #[test]

@@ -71,16 +71,29 @@ pub trait Run {
     }
 }
 
-/// Describes the disturbed runs; `None` without any.
-pub fn disturbed<'a>(runs: impl Iterator<Item = &'a dyn Run>) -> Option<String> {
-    let runs: Vec<bool> = runs.map(Run::is_disturbed).collect();
-    let count = runs.iter().filter(|is_disturbed| **is_disturbed).count();
-    (count > 0).then(|| {
-        format!(
-            "{count} of {} runs were disturbed by other work on the machine: differences are less reliable.",
+/// Describes the disturbed runs and those without a result.
+pub fn cautions<'a>(runs: impl Iterator<Item = &'a dyn Run>) -> Vec<String> {
+    let runs: Vec<&dyn Run> = runs.collect();
+    let mut cautions = Vec::new();
+    let disturbed = runs.iter().filter(|run| run.is_disturbed()).count();
+    if disturbed > 0 {
+        cautions.push(format!(
+            "{disturbed} of {} runs were disturbed by other work on the machine: differences are less reliable.",
             runs.len()
-        )
-    })
+        ));
+    }
+    let empty = runs.iter().filter(|run| run.iops() <= 0.0);
+    let empty = empty.map(|run| format!("{}, {}, turn {}", run.variant(), run.case(), run.turn()));
+    let empty: Vec<String> = empty.collect();
+    if !empty.is_empty() {
+        cautions.push(format!(
+            "no result (0 IOPS) in {} of {} runs, which the comparisons leave out: {}.",
+            empty.len(),
+            runs.len(),
+            empty.join("; ")
+        ));
+    }
+    cautions
 }
 
 /// Index of a run: its group, its variant in the group, and its case.

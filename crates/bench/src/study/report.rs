@@ -155,8 +155,13 @@ impl<R: Run> Report<'_, R> {
 pub fn percent(comparison: &Comparison) -> String {
     let ratio = comparison.ratio;
     let [value, low, high] = [ratio.value, ratio.low, ratio.high].map(|part| part * 100.0);
+    let missing = match comparison.without_result {
+        0 => String::new(),
+        1 => ", 1 turn without a result".to_owned(),
+        count => format!(", {count} turns without a result"),
+    };
     match comparison.turns {
-        1 => format!("{value:.0} % (1 turn)"),
-        _ => format!("{value:.0} % ({low:.0} to {high:.0})"),
+        1 => format!("{value:.0} % (1 turn{missing})"),
+        _ => format!("{value:.0} % ({low:.0} to {high:.0}{missing})"),
     }
 }

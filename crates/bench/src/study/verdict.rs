@@ -40,6 +40,9 @@ pub struct Comparison {
     pub ratio: Interval,
     /// Number of pairs of turns.
     pub turns: usize,
+    /// Number of further pairs with a value of 0, which have no ratio.
+    #[serde(default)]
+    pub without_result: usize,
     /// Mean of the logarithms.
     mean: f64,
     /// Standard deviation of the logarithms.
@@ -49,13 +52,14 @@ pub struct Comparison {
 }
 
 impl Comparison {
-    /// Compares pairs of values of the same turn. In 98 % of studies with this number of comparisons all intervals contain the truth.
+    /// Compares pairs of values of the same turn. Pairs with a value of 0 are only counted. In 98 % of studies with this number of
+    /// comparisons all intervals contain the truth.
     /// Returns `None` without a pair of positive values.
     pub fn of(pairs: &[(f64, f64)], comparisons: usize) -> Option<Comparison> {
-        let pairs = pairs
+        let positive = pairs
             .iter()
             .filter(|(one, other)| *one > 0.0 && *other > 0.0);
-        let logs: Vec<f64> = pairs.map(|(one, other)| (one / other).ln()).collect();
+        let logs: Vec<f64> = positive.map(|(one, other)| (one / other).ln()).collect();
         let turns = logs.len();
         if turns == 0 {
             return None;
@@ -69,6 +73,7 @@ impl Comparison {
                 high: f64::INFINITY,
             },
             turns,
+            without_result: pairs.len() - turns,
             mean,
             deviation: (squares / (turns.max(2) - 1) as f64).sqrt(),
             error: ERROR / comparisons.max(1) as f64,
@@ -143,9 +148,13 @@ impl Comparison {
     /// Formats the ratio with its interval.
     pub fn range_text(&self) -> String {
         let Interval { value, low, high } = self.ratio;
+        let missing = match self.without_result {
+            0 => String::new(),
+            count => format!(" and {count} without a result"),
+        };
         match self.turns {
-            1 => format!("{value:.2} (1 turn)"),
-            turns => format!("{value:.2} ({low:.2} to {high:.2}, {turns} turns)"),
+            1 => format!("{value:.2} (1 turn{missing})"),
+            turns => format!("{value:.2} ({low:.2} to {high:.2}, {turns} turns{missing})"),
         }
     }
 }
@@ -278,6 +287,11 @@ mod tests {
         assert_eq!(pair.verdict(), Verdict::Undecided(Some(2)));
         assert_eq!(comparison(&[0.5]).range_text(), "0.50 (1 turn)");
         assert_eq!(Comparison::of(&[(1.0, 0.0)], 1), None);
+        let partial = Comparison::of(&[(2.0, 1.0), (0.0, 1.0), (2.0, 1.0), (1.0, 0.0)], 1).unwrap();
+        assert_eq!(
+            partial.range_text(),
+            "2.00 (2.00 to 2.00, 2 turns and 2 without a result)"
+        );
         // Half as noisy needs about a quarter of the turns.
         let more = |noise: f64| {
             let ratios = [1.05 + noise, 1.05 - noise, 1.05 + noise, 1.05 - noise];

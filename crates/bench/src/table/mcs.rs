@@ -275,15 +275,26 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
         "target CPU",
         "driver CPU",
     ])];
+    let mut missing = String::new();
     for (row, relative) in rows.iter().zip(mcs_ratios(rows)) {
         let (bytes, ios) = (spread(&row.bytes_per_second), spread(&row.iops));
         let cpu = |of: Option<f64>| of.map_or_else(|| "-".to_owned(), |s| format!("{s:.1} s"));
+        let name = match &row.device {
+            Some(name) => name.clone(),
+            None => row.connections.to_string(),
+        };
+        for (turn, _) in (1..)
+            .zip(&row.bytes_per_second)
+            .filter(|(_, rate)| **rate <= 0.0)
+        {
+            missing.push_str(&format!(
+                "no result (0 MB/s), left out of the ratios: {}, {name}, turn {turn}\n",
+                row.case
+            ));
+        }
         cells.push(vec![
             row.case.clone(),
-            match &row.device {
-                Some(name) => name.clone(),
-                None => row.connections.to_string(),
-            },
+            name,
             format!(
                 "{:.0} +-{:.0} %",
                 bytes.median / 1e6,
@@ -295,7 +306,7 @@ pub fn mcs_rows(rows: &[McsRow]) -> String {
             cpu(row.driver_cpu_seconds_per_million),
         ]);
     }
-    columns(&cells)
+    columns(&cells) + &missing
 }
 
 fn rows_of(lines: &[Line]) -> Vec<McsRow> {
@@ -372,6 +383,17 @@ mod tests {
         let beside = ratios[2].unwrap();
         assert_eq!(alone.ratio.value, beside.ratio.value);
         assert!(beside.ratio.low < alone.ratio.low && alone.ratio.high < beside.ratio.high);
+        // A turn without bytes has no ratio, and is named.
+        let empty = [row(1, &one), row(2, &[two[0], two[1], 0.0, two[3]])];
+        let text = mcs_rows(&empty);
+        assert!(
+            text.contains("2.00 (2.00 to 2.00, 3 turns and 1 without a result)"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("left out of the ratios: read, 2, turn 3\n"),
+            "{text}"
+        );
         // An interrupted turn has no pair.
         let cut = mcs_ratios(&[row(1, &one), row(2, &two[..3])]);
         assert_eq!(cut[1].unwrap().turns, 3);

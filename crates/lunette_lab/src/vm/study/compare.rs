@@ -19,7 +19,7 @@ use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
 use super::matrix::check_drivers;
 use super::report::{
-    Class, caution, disturbed, fill_page, interrupted, json, notes, text, too_few, turns,
+    Class, caution, fill_page, interrupted, json, notes, run_cautions, text, too_few, turns,
     write_json,
 };
 use super::{Case, DiskRoute, Effort, Files, Run, Setup, study_failed};
@@ -305,7 +305,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
         classes(&report, is_kvm).into_iter().unzip();
     let has_mistake = of_each.contains(&Some(Class::Mistake));
     let mut cautions: Vec<String> = too_few(&report).into_iter().collect();
-    cautions.extend(disturbed(&report));
+    cautions.extend(run_cautions(&report));
     cautions.extend(caution(accelerator).map(str::to_owned));
     if arguments.preset.is_some() {
         cautions.push(HOST_FILES.to_owned());

@@ -17,7 +17,7 @@ use cli_common::{Failure, Outcome, print_line};
 use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
 use super::report::{
-    caution, disturbed, fill_page, interrupted, json, notes, text, too_few, write_json,
+    caution, fill_page, interrupted, json, notes, run_cautions, text, too_few, write_json,
 };
 use super::series::setups;
 use super::{Case, Effort, Run, study_failed};
@@ -397,8 +397,8 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         Some(_) => (Vec::new(), Vec::new()),
         None => (findings(&report), advice(&report)),
     };
-    let cautions = caution(accelerator).map(str::to_owned);
-    let disturbed = disturbed(&report);
+    let mut cautions = run_cautions(&report);
+    cautions.extend(caution(accelerator).map(str::to_owned));
     let mut page = Page {
         title: match &arguments.job {
             Some(file) => format!("{} in guests", file.display()),
@@ -413,12 +413,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
             .collect(),
         advice: advice.clone(),
         findings: findings.clone(),
-        cautions: too_few
-            .iter()
-            .chain(&disturbed)
-            .cloned()
-            .chain(cautions)
-            .collect(),
+        cautions: too_few.iter().chain(&cautions).cloned().collect(),
         ..Page::default()
     };
     fill_page(&mut page, &report, None, &charts);
@@ -449,7 +444,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
             }
         }
     }
-    for caution in disturbed.as_deref().into_iter().chain(caution(accelerator)) {
+    for caution in &cautions {
         writeln!(stdout, "{caution}")?;
     }
     for note in &report.notes {

@@ -89,7 +89,7 @@ pub fn table(report: &Report<'_, Run>, case: &str, base: Option<&str>) -> Table 
     for way in &report.variants {
         let name = way.name.as_str();
         let iops = report.spread(name, case, Run::iops);
-        if iops.median == 0.0 {
+        if report.runs_of(name, case).is_empty() {
             continue;
         }
         let ratio = base.filter(|base| *base != name);
@@ -129,6 +129,9 @@ pub fn interrupted(report: &Report<'_, Run>, base: Option<&str>) -> Outcome {
     let cases = report.cases.iter();
     for case in cases.filter(|case| report.runs.iter().any(|run| run.case == **case)) {
         writeln!(stdout, "{case}\n{}", text(report, case, base))?;
+    }
+    for caution in run_cautions(report) {
+        writeln!(stdout, "{caution}")?;
     }
     stdout.flush()?;
     print_line(
@@ -191,6 +194,7 @@ pub fn json(report: &Report<'_, Run>, header: &Value, base: Option<&str>) -> Val
                 "system": median(|run| run.guest_system_ns), "irq": median(|run| run.guest_irq_ns)},
             "host_cpu_ns_per_io": host_ns(report, way, case),
             "disturbed_turns": report.runs_of(way, case).iter().filter(|run| run.is_disturbed()).count(),
+            "turns_without_result": report.runs_of(way, case).iter().filter(|run| run.iops() <= 0.0).count(),
         })
     });
     json!({"accelerator": header["accelerator"], "guest": header["guest"], "environment": header["environment"],
@@ -252,9 +256,9 @@ pub fn notes(results: &Results<Run>, load: &str, turn: Duration) -> Vec<String> 
     std::iter::once(load).chain(origin.ok()).collect()
 }
 
-/// Describes the disturbed runs of a study; `None` without any.
-pub fn disturbed(report: &Report<'_, Run>) -> Option<String> {
-    bench::study::disturbed(report.runs.iter().map(|run| run as &dyn bench::study::Run))
+/// Describes the disturbed runs of a study, and those without a result.
+pub fn run_cautions(report: &Report<'_, Run>) -> Vec<String> {
+    bench::study::cautions(report.runs.iter().map(|run| run as &dyn bench::study::Run))
 }
 
 /// Limitations of results from an emulated guest.
@@ -316,6 +320,36 @@ mod tests {
             let value = f64::midpoint(low, high);
             assert_eq!(Class::of(Interval { value, low, high }), class);
         }
+    }
+
+    #[test]
+    fn a_turn_without_a_result_is_named() {
+        let variants = ["host", "slow"].map(|name| bench::study::Variant {
+            name: name.to_owned(),
+            settings: Vec::new(),
+        });
+        let mut runs: Vec<Run> = (0..4)
+            .flat_map(|turn| [run("host", turn, 200.0), run("slow", turn, 100.0)])
+            .collect();
+        runs[3].read_iops = 0.0;
+        // The table has a line for `slow`, also without a result.
+        let two = [runs[0].clone(), runs[3].clone()];
+        let [whole, short] = [&runs[..], &two].map(|runs| Report {
+            runs,
+            variants: variants.iter().collect(),
+            cases: vec!["c".to_owned()],
+            notes: Vec::new(),
+        });
+        let text = text(&whole, "c", Some("host"));
+        assert!(text.contains("1 turn without a result"), "{text}");
+        let named =
+            "no result (0 IOPS) in 1 of 8 runs, which the comparisons leave out: slow, c, turn 1.";
+        assert_eq!(run_cautions(&whole), [named]);
+        let document = json(&whole, &json!({}), Some("host"));
+        assert_eq!(document["cells"][1]["turns_without_result"], 1);
+        assert_eq!(document["cells"][1]["of_first"]["value"], 0.5);
+        let lines = table(&short, "c", Some("host"));
+        assert_eq!(lines[2][..2], ["slow", "0"]);
     }
 
     #[test]
