@@ -2,7 +2,7 @@
 //!
 //! Linked statically, because `lunette vm bench` copies it into any guest system. Prints fio's JSON on stdout and writes the requested
 //! logs into the current folder. SIGINT ends the jobs, and the results so far are printed. `--progress` prints lines with the rate and the
-//! remaining time on stderr. `files` runs file system workloads, `profile` samples the CPUs. Exit codes: 1 after a failure, 2 for
+//! remaining time on stderr, `--announce` a line after the first completed request. `files` runs file system workloads, `profile` samples the CPUs. Exit codes: 1 after a failure, 2 for
 //! invalid arguments.
 #![forbid(unsafe_code)]
 
@@ -15,7 +15,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use bench::job::{Job, JobContext, parse};
 use bench::report;
-use bench::run::{PROGRESS_MARK, Plan, Progress, Repetition, run};
+use bench::run::{PROGRESS_MARK, Plan, Progress, Repetition, STARTED_MARK, run};
 use latency::Clock;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -23,7 +23,7 @@ mod files;
 mod profile;
 mod symbols;
 
-const USAGE: &str = "usage: guest-bench [--progress] JOB.fio
+const USAGE: &str = "usage: guest-bench [--progress|--announce] JOB.fio
        guest-bench files PRESET FOLDER THREADS MILLISECONDS BYTES
        guest-bench profile MILLISECONDS HERTZ [PID...]";
 
@@ -42,6 +42,10 @@ fn main() -> ExitCode {
             &Progress::heartbeats(HEARTBEAT, |beat| {
                 writeln!(std::io::stderr(), "{PROGRESS_MARK}{beat}").unwrap_or(());
             }),
+        ),
+        [flag, file] if flag == "--announce" => measure(
+            file,
+            &Progress::on_start(|| writeln!(std::io::stderr(), "{STARTED_MARK}").unwrap_or(())),
         ),
         _ => {
             eprintln!("{USAGE}");

@@ -26,7 +26,7 @@ pub use machine::{
     pin,
 };
 pub use phase::{Phase, phases};
-pub use progress::{PROGRESS_MARK, Progress};
+pub use progress::{PROGRESS_MARK, Progress, STARTED_MARK};
 pub use statistics::{
     Interval, Spread, bootstrap_middle, bootstrap_ratio, bootstrap_ratio_apart, middle_mean, spread,
 };

@@ -12,6 +12,9 @@ use crate::report::{per_second, rate};
 /// First words of the lines of progress that a load generator in a guest prints on stderr.
 pub const PROGRESS_MARK: &str = "progress: ";
 
+/// Line that a load generator in a guest prints on stderr after its first completed request.
+pub const STARTED_MARK: &str = "started: the first request has completed";
+
 /// Rates since the last heartbeat.
 #[derive(Clone, Copy, Debug)]
 pub struct Beat {
@@ -40,12 +43,17 @@ impl fmt::Display for Beat {
 /// Output of a heartbeat.
 type PrintBeat = Box<dyn Fn(&Beat) + Send + Sync>;
 
+/// Action after the first completed request.
+type OnStart = Box<dyn FnOnce() + Send>;
+
 /// Progress output on stderr.
 pub struct Progress {
     bar: Bar,
     /// Alternative output of heartbeats.
     beat: Option<PrintBeat>,
     heartbeat: Option<Duration>,
+    /// Action after the first completed request, until it was called.
+    on_start: Mutex<Option<OnStart>>,
     last: Mutex<(Duration, u64, u64)>,
     notes: AtomicU32,
 }
@@ -55,10 +63,8 @@ impl Progress {
     pub fn new(heartbeat: Option<Duration>) -> Progress {
         Progress {
             bar: Bar::on_stderr(),
-            beat: None,
             heartbeat,
-            last: Mutex::default(),
-            notes: AtomicU32::new(0),
+            ..Progress::silent()
         }
     }
 
@@ -70,12 +76,20 @@ impl Progress {
         progress
     }
 
+    /// Creates a progress without output that calls `action` after the first completed request.
+    pub fn on_start(action: impl FnOnce() + Send + 'static) -> Progress {
+        let mut progress = Progress::silent();
+        progress.on_start = Mutex::new(Some(Box::new(action)));
+        progress
+    }
+
     /// Creates a progress without output.
     pub fn silent() -> Progress {
         Progress {
             bar: Bar::hidden(),
             beat: None,
             heartbeat: None,
+            on_start: Mutex::default(),
             last: Mutex::default(),
             notes: AtomicU32::new(0),
         }
@@ -87,6 +101,12 @@ impl Progress {
             shared.ios.load(Ordering::Relaxed),
             shared.bytes.load(Ordering::Relaxed),
         );
+        if ios > 0 {
+            let action = self.on_start.lock().ok();
+            if let Some(action) = action.and_then(|mut action| action.take()) {
+                action();
+            }
+        }
         let Ok(mut last) = self.last.lock() else {
             return;
         };
@@ -135,5 +155,29 @@ impl Progress {
     /// Prints a line on stderr.
     pub fn print(&self, line: &str) {
         self.bar.print(line);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+
+    #[test]
+    fn the_start_is_reported_once_after_the_first_request() {
+        let count = Arc::new(AtomicU32::new(0));
+        let counter = Arc::clone(&count);
+        let progress = Progress::on_start(move || {
+            counter.fetch_add(1, Ordering::Relaxed);
+        });
+        let shared = Shared::default();
+        let show = || progress.show("job", Duration::from_secs(1), None, &shared);
+        show();
+        assert_eq!(count.load(Ordering::Relaxed), 0);
+        shared.ios.store(1, Ordering::Relaxed);
+        show();
+        show();
+        assert_eq!(count.load(Ordering::Relaxed), 1);
     }
 }

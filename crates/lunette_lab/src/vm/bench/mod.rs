@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use bench::job::{Job, JobContext, parse};
-use bench::run::{PROGRESS_MARK, cpu_of, environment, least_disturbed};
+use bench::run::{PROGRESS_MARK, STARTED_MARK, cpu_of, environment, least_disturbed};
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use signal_hook::consts::SIGINT;
@@ -123,6 +123,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
         }),
         words: None,
         has_progress: true,
+        started: Vec::new(),
     };
     let measured = with_origin(&load, &place, &state, &text).map_err(|error| {
         failed(error.context(format!(
@@ -262,6 +263,8 @@ pub(super) struct Load {
     words: Option<String>,
     /// Prints the rate and the remaining time meanwhile.
     has_progress: bool,
+    /// Receivers of an event after the first completed request. Excludes `has_progress`.
+    started: Vec<Sender<()>>,
 }
 
 impl Load {
@@ -272,6 +275,15 @@ impl Load {
             logs: None,
             words: None,
             has_progress: false,
+            started: Vec::new(),
+        }
+    }
+
+    /// Same as [`Load::plain`], with an event after the first completed request.
+    pub(super) fn announced(started: Vec<Sender<()>>) -> Load {
+        Load {
+            started,
+            ..Load::plain()
         }
     }
 
@@ -317,8 +329,12 @@ pub(super) fn in_guest(
                 Some(words) => format!("{generator} {words} > result.json"),
                 // An early SIGINT is ignored until the generator has a handler.
                 None => {
-                    let progress = if load.has_progress { " --progress" } else { "" };
-                    format!("(trap '' INT; exec {generator}{progress} job.fio > result.json)")
+                    let flag = match (load.has_progress, load.started.is_empty()) {
+                        (true, _) => " --progress",
+                        (false, false) => " --announce",
+                        (false, true) => "",
+                    };
+                    format!("(trap '' INT; exec {generator}{flag} job.fio > result.json)")
                 }
             }
         }
@@ -335,7 +351,7 @@ pub(super) fn in_guest(
                 .to_owned()
         }
     };
-    let (elapsed, qemu, daemon) = watched(&folder, state, &command)?;
+    let (elapsed, qemu, daemon) = watched(&folder, state, &command, &load.started)?;
     let is_interrupted = vm::interrupted();
     let times = |file: &str| -> Result<CpuTimes> {
         let text = folder.ask(&format!("cat {file}"), &[])?;
@@ -360,13 +376,14 @@ fn watched(
     folder: &GuestFolder<'_>,
     state: &State,
     load: &str,
+    started: &[Sender<()>],
 ) -> Result<(Duration, Option<u64>, Option<u64>)> {
     let script = format!(
         "cd {} || exit 1\ntrap : INT\ncat /proc/stat > before\n{load}\ncode=$?\ncat /proc/stat > after\nexit $code\n",
         folder.path
     );
     let used = || [state.qemu, state.daemon].map(|pid| pid.and_then(cpu_of));
-    let (mut output, mut errors) = (Vec::new(), ErrorLines::default());
+    let (mut output, mut errors) = (Vec::new(), ErrorLines::new(started));
     let (begin, before) = (Instant::now(), used());
     let is_over = AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
@@ -403,21 +420,30 @@ fn watched(
 }
 
 /// Errors of a load generator. Lines of its progress are printed as they arrive.
-#[derive(Default)]
-struct ErrorLines {
+struct ErrorLines<'a> {
     errors: Vec<u8>,
     /// Line without its end.
     rest: Vec<u8>,
+    /// Receivers of the event of [`STARTED_MARK`].
+    started: &'a [Sender<()>],
 }
 
-impl ErrorLines {
+impl ErrorLines<'_> {
+    fn new(started: &[Sender<()>]) -> ErrorLines<'_> {
+        ErrorLines {
+            errors: Vec::new(),
+            rest: Vec::new(),
+            started,
+        }
+    }
+
     fn errors(mut self) -> String {
         self.errors.append(&mut self.rest);
         String::from_utf8_lossy(&self.errors).into_owned()
     }
 }
 
-impl std::io::Write for ErrorLines {
+impl std::io::Write for ErrorLines<'_> {
     fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
         for byte in bytes {
             self.rest.push(*byte);
@@ -427,6 +453,11 @@ impl std::io::Write for ErrorLines {
             if self.rest.starts_with(PROGRESS_MARK.as_bytes()) {
                 let line = String::from_utf8_lossy(&self.rest);
                 print_line(&cli_common::printable(line.trim()));
+            } else if self.rest.trim_ascii_end() == STARTED_MARK.as_bytes() {
+                for receiver in self.started {
+                    // A receiver that has failed needs no event.
+                    receiver.send(()).unwrap_or(());
+                }
             } else {
                 self.errors.extend_from_slice(&self.rest);
             }
@@ -511,15 +542,20 @@ mod tests {
 
     #[test]
     fn progress_of_a_generator_is_no_error() {
-        let mut lines = ErrorLines::default();
+        let (sender, started) = channel();
+        let receivers = [sender];
+        let mut lines = ErrorLines::new(&receivers);
         for piece in [
             "progress: 5 s, 7 IOPS, 5 s left\nguest-",
             "bench: cannot read /dev/vda\n",
             "progre",
-            "ss: 10 s, 7 IOPS, 0 s left\ncut",
+            "ss: 10 s, 7 IOPS, 0 s left\nstarted: the first",
         ] {
             lines.write_all(piece.as_bytes()).unwrap();
         }
+        assert!(started.try_recv().is_err());
+        lines.write_all(b" request has completed\ncut").unwrap();
+        assert_eq!(started.try_recv(), Ok(()));
         assert_eq!(lines.errors(), "guest-bench: cannot read /dev/vda\ncut");
     }
 }

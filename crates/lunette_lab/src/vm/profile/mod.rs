@@ -10,6 +10,7 @@ mod report;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -104,8 +105,9 @@ Examples:
     lunette vm profile --transport blk --queues 1,2,4 --smp 4
     lunette vm profile --via qemu-iothread --rw randwrite --time 10";
 
-/// Time between the start of the job and the first sample, and between the last sample and the end of the job.
-const LEAD: Duration = Duration::from_millis(700);
+/// Duration of the job beyond that of the samples. The samplers start within it after the first completed request, and the rest remains
+/// after the last sample.
+const SURPLUS: Duration = Duration::from_millis(1400);
 
 /// Results for one number of queues.
 pub struct Measured {
@@ -287,21 +289,19 @@ fn in_guest(
     print_line(&format_args!("{name}: {seconds} s of samples"));
     let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
     let before = GuestCounters::read(guest)?;
-    let whole = job(arguments, disks, time + 2 * LEAD);
-    let (in_guest, on_host, result) = std::thread::scope(|scope| -> Result<_> {
-        let sampled = scope.spawn(|| {
-            std::thread::sleep(LEAD);
-            guest.script(&format!("{program} profile {}", words.join(" ")))
-        });
-        let host = scope.spawn(|| {
-            std::thread::sleep(LEAD);
-            on_host(&words, guest.processes())
-        });
-        let result = guest.run(&whole);
+    let whole = job(arguments, disks, time + SURPLUS);
+    let sampler = format!("{program} profile {}", words.join(" "));
+    let ((for_guest, guest_start), (for_host, host_start)) = (channel(), channel());
+    let (result, in_guest, on_host) = std::thread::scope(|scope| -> Result<_> {
+        let sampled = scope.spawn(|| after_start(guest_start, || guest.script(&sampler)));
+        let sample_host = || on_host(&words, guest.processes());
+        let host = scope.spawn(move || after_start(host_start, sample_host));
+        let result = guest.run_announced(&whole, vec![for_guest, for_host]);
         let joined = |_| anyhow::anyhow!("a sampling thread panicked");
         let sampled = sampled.join().map_err(joined)?;
         let host = host.join().map_err(joined)?;
-        Ok((sampled?, host, result?))
+        // An error of the job is the cause of those of the samplers.
+        Ok((result?, sampled?, host))
     })?;
     let guest_profile: Value =
         serde_json::from_str(&in_guest).context("the guest's profile is not JSON")?;
@@ -320,6 +320,13 @@ fn in_guest(
         described: guest.describe()?,
         load: Disturbance::default(),
     })
+}
+
+/// Samples after the event of the load's start.
+fn after_start<T>(start: Receiver<()>, sample: impl FnOnce() -> Result<T>) -> Result<T> {
+    let start = start.recv();
+    start.context("the load has ended before its first request completed")?;
+    sample()
 }
 
 /// Samples QEMU and the daemon.
@@ -386,6 +393,17 @@ mod tests {
                 stolen_cpus: 0.0,
             },
         }
+    }
+
+    #[test]
+    fn samples_begin_after_the_load_has_started() {
+        let (sender, start) = channel();
+        sender.send(()).unwrap();
+        assert_eq!(after_start(start, || Ok(7)).unwrap(), 7);
+        let (sender, start) = channel::<()>();
+        drop(sender);
+        let error = after_start(start, || Ok(7)).unwrap_err().to_string();
+        assert!(error.contains("before its first request"), "{error}");
     }
 
     #[derive(clap::Parser)]

@@ -3,6 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -226,6 +227,11 @@ impl StudyGuest {
     /// Runs the text of a job file. Returns the generator's result with the measurements around it.
     pub fn run(&self, job: &str) -> Result<Value> {
         self.measured(&Load::plain(), job)
+    }
+
+    /// Same as [`StudyGuest::run`]. `started` receive an event after the first completed request of the job.
+    pub fn run_announced(&self, job: &str, started: Vec<Sender<()>>) -> Result<Value> {
+        self.measured(&Load::announced(started), job)
     }
 
     fn measured(&self, load: &Load, job: &str) -> Result<Value> {
