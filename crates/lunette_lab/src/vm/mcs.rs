@@ -14,7 +14,7 @@ use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
 use serde_json::{Value, json};
 use vm::initramfs::INITIATOR_NAME;
-use vm::{Accelerator, Guest, GuestBuilder, use_lunette};
+use vm::{Accelerator, Guest, GuestBuilder, TwoPaths, use_lunette};
 
 use super::failed;
 use super::study::content::Content;
@@ -130,6 +130,33 @@ impl McsArguments {
     /// Number of measurements of a case.
     fn turns(&self) -> u32 {
         self.ways() * self.repetitions
+    }
+
+    /// Refuses options that exclude each other.
+    fn check(&self) -> Outcome {
+        match self.multipath && self.target != TargetWord::Lunette {
+            true => Err(Failure::mistake(
+                "--multipath needs Lunette's target; hint: omit --target",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Returns the command in the initiator's guest that measures a case. `devices` are the arguments for the devices of Linux's initiator.
+    fn command(&self, case: &str, devices: &str) -> String {
+        let McsArguments {
+            connections,
+            bs,
+            iodepth,
+            repetitions,
+            turn_ms,
+            ..
+        } = self;
+        format!(
+            "lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/{}{KEYS} --connections {connections} --bs {bs} --iodepth {iodepth} \
+             --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --only {case} --json {devices}",
+            self.target.lun()
+        )
     }
 
     /// Returns the work of the study.
@@ -263,11 +290,7 @@ struct Rig {
 /// # Errors
 /// A failure to start, or during the measurement.
 pub fn run(arguments: &McsArguments) -> Outcome {
-    if arguments.multipath && arguments.target != TargetWord::Lunette {
-        return Err(Failure::mistake(
-            "--multipath needs Lunette's target; hint: omit --target",
-        ));
-    }
+    arguments.check()?;
     vm::watch().map_err(failed)?;
     use_lunette(cli_common::find_sibling("lunette")?);
     let measured = measure(arguments).map_err(study_failed)?;
@@ -312,8 +335,13 @@ const KEYS: &str =
 /// Login keys in the syntax of `lunette iscsi parameters`.
 const FLAGS: &str = "--max-recv-data-segment-length 131072 --max-burst-length 262144 --first-burst-length 65536 --immediate-data yes --initial-r2t yes";
 
-/// Parameters of other targets that differ from their defaults, as Lunette's target declares them.
-const LARGE_SEGMENTS: [(&str, &str); 1] = [("MaxRecvDataSegmentLength", "262144")];
+/// Returns the parameters of other targets that differ from their defaults, as Lunette's target declares them.
+fn parameters(connections: &str) -> [(&'static str, &str); 2] {
+    [
+        ("MaxRecvDataSegmentLength", "262144"),
+        ("MaxConnections", connections),
+    ]
+}
 
 /// Parameters of [`KEYS`] in the syntax of open-iscsi.
 const NODE_SETTINGS: [(&str, &str); 7] = [
@@ -332,10 +360,15 @@ fn devices(initiator: &mut Guest) -> Result<String> {
     let portals = [3260, 3261].map(|port| format!("{TARGET_ADDRESS}:{port}"));
     let portals = [portals[0].as_str(), portals[1].as_str()];
     let paths = initiator.two_paths(TARGET, portals, &NODE_SETTINGS)?;
-    Ok(format!(
+    Ok(beside(&paths))
+}
+
+/// Returns the arguments of `bench mcs` for the devices of two sessions.
+fn beside(paths: &TwoPaths) -> String {
+    format!(
         "--beside '1 session of Linux={}' --beside '2 sessions of Linux={}'",
         paths.first, paths.map
-    ))
+    )
 }
 
 /// Writes the disk.
@@ -382,6 +415,7 @@ impl Rig {
             guest.boot()
         };
         let size = arguments.size_mib;
+        let connections = arguments.connections.to_string();
         let mut target = guest("target", true, 1)?;
         let mut initiator = guest("initiator", false, 2)?;
         target.join_network(&format!("{TARGET_ADDRESS}/24"), arguments.mtu)?;
@@ -391,17 +425,12 @@ impl Rig {
                 "--disk d0=ram:{size}M --iscsi {TARGET}=d0 --portal {TARGET_ADDRESS}:3260 --portal {TARGET_ADDRESS}:3261 --demo-mode rw"
             ))?,
             TargetWord::Lio => {
-                let connections = arguments.connections.to_string();
-                let mut parameters = LARGE_SEGMENTS.to_vec();
-                parameters.push(("MaxConnections", &connections));
+                let parameters = parameters(&connections);
                 target.serve_kernel_target(TARGET, size, 0, &parameters)?;
                 target.allow_slow_initiator(TARGET, INITIATOR_NAME)?;
             }
             TargetWord::Tgt => {
-                let connections = arguments.connections.to_string();
-                let mut parameters = LARGE_SEGMENTS.to_vec();
-                parameters.push(("MaxConnections", &connections));
-                target.serve_tgt(TARGET, size, &parameters)?;
+                target.serve_tgt(TARGET, size, &parameters(&connections))?;
             }
         }
         let unit = format!("iscsi://{TARGET_ADDRESS}/{TARGET}");
@@ -425,26 +454,14 @@ impl Rig {
 
     /// Measures a case with all numbers of connections, in turns.
     fn rows(&mut self, arguments: &McsArguments, case: &str) -> Result<Vec<McsRow>> {
-        let McsArguments {
-            connections,
-            bs,
-            iodepth,
-            repetitions,
-            turn_ms,
-            ..
-        } = arguments;
+        let turn_ms = arguments.turn_ms;
         let turns = u64::from(arguments.turns());
         // Includes warm-up, logins, and repeated turns.
         let limit = Duration::from_secs(120) + Duration::from_millis(turns * (turn_ms + 1000) * 3);
-        let script = format!(
-            "cd /tmp && lunette-lab bench mcs iscsi://{TARGET_ADDRESS}/{TARGET}/{}{KEYS} --connections {connections} --bs {bs} \
-             --iodepth {iodepth} --repetitions {repetitions} --turn-ms {turn_ms} --place /tmp --only {case} --json {}",
-            arguments.target.lun(),
-            self.devices
-        );
+        let script = format!("cd /tmp && {}", arguments.command(case, &self.devices));
         print_line(&format!(
             "measuring {case}: {turns} turns of {:.1} s",
-            *turn_ms as f64 / 1e3
+            turn_ms as f64 / 1e3
         ));
         let running = self.initiator.start(&script)?;
         let mut end = Instant::now() + limit;
@@ -586,6 +603,86 @@ fn measure(arguments: &McsArguments) -> Result<Table> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[derive(clap::Parser)]
+    struct Words {
+        #[command(flatten)]
+        arguments: McsArguments,
+    }
+
+    /// `lunette bench`, which runs in the initiator's guest.
+    #[derive(clap::Parser)]
+    struct InGuest {
+        #[command(flatten)]
+        arguments: crate::bench::BenchArguments,
+    }
+
+    fn parsed(words: &str) -> McsArguments {
+        let words = std::iter::once("mcs").chain(words.split_whitespace());
+        <Words as clap::Parser>::parse_from(words).arguments
+    }
+
+    /// Splits a command line with single quotes around whole words.
+    fn split(command: &str) -> Vec<String> {
+        let parts = command.split('\'').zip([false, true].into_iter().cycle());
+        let words = parts.flat_map(|(part, is_quoted)| match is_quoted {
+            true => vec![part],
+            false => part.split_whitespace().collect(),
+        });
+        words.map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn multipath_is_refused_for_targets_without_a_second_portal() {
+        for (words, is_good) in [
+            ("--multipath", true),
+            ("--multipath --target lunette", true),
+            ("--target lio", true),
+            ("--target tgt", true),
+            ("--target lio --multipath", false),
+            ("--target tgt --multipath", false),
+        ] {
+            let checked = parsed(words).check();
+            let is_mistake = matches!(checked, Err(Failure::Mistaken));
+            assert_eq!(
+                (checked.is_ok(), is_mistake),
+                (is_good, !is_good),
+                "{words}"
+            );
+        }
+    }
+
+    #[test]
+    fn each_target_is_measured_by_a_command_that_bench_accepts() {
+        let paths = TwoPaths {
+            first: "/dev/sda".to_owned(),
+            map: "/dev/dm-0".to_owned(),
+        };
+        for (words, devices, lun, runs) in [
+            ("", String::new(), 0, 18),
+            ("--target lio", String::new(), 0, 18),
+            ("--target tgt", String::new(), 1, 18),
+            ("--multipath", beside(&paths), 0, 36),
+        ] {
+            let arguments = parsed(&format!("--connections 2 --repetitions 3 {words}"));
+            assert_eq!(arguments.effort().runs, runs, "{words}");
+            let command = split(&arguments.command("read", &devices));
+            let [program, tool, mcs, target, ..] = &command[..] else {
+                panic!("{command:?}");
+            };
+            assert_eq!([program, tool, mcs], ["lunette-lab", "bench", "mcs"]);
+            let unit = format!("{TARGET_ADDRESS}/{TARGET}/{lun},");
+            assert!(target.contains(&unit), "{target}");
+            let subject = format!("{target},name=2,connections=2");
+            bench::driver::Subject::parse(&subject).unwrap();
+            let inner = <InGuest as clap::Parser>::try_parse_from(&command[1..]);
+            let inner = format!("{:?}", inner.unwrap().arguments);
+            let is_beside = inner.contains("2 sessions of Linux") && inner.contains("/dev/dm-0");
+            assert_eq!(is_beside, arguments.multipath, "{inner}");
+        }
+        let declared = ("MaxRecvDataSegmentLength", "262144");
+        assert_eq!(parameters("8"), [declared, ("MaxConnections", "8")]);
+    }
 
     #[test]
     fn the_picture_has_bars_by_connections_relative_to_one() {
