@@ -609,7 +609,7 @@ impl Worker {
     #[inline]
     fn wait_for_disk(&mut self, now: Stamp) -> Wait {
         // A timer starts the I/Os that wait for limits, so polling does not make them faster.
-        let pending = self.io.pending - self.io.limited.get();
+        let pending = self.io.pending.saturating_sub(self.io.limited.get());
         if self.polling.waits_for_disk(pending, now) == Idle::Poll {
             return self.poll(now);
         }

@@ -630,7 +630,7 @@ mod tests {
         let options = FileOptions {
             size: Some(1 << 20),
             cache: CacheMode::Writeback,
-            ..FileOptions::new(&folder.path().join("scratch"))
+            ..FileOptions::new(folder.path().join("scratch"))
         };
         let create = || create_unnamed_with(&options, |_, _| Err(Errno::OPNOTSUPP));
         let file = create().unwrap();
@@ -646,7 +646,7 @@ mod tests {
 
         // A file of another program is neither used nor removed.
         std::fs::write(&options.path, "other").unwrap();
-        let error = create().err().expect("the name is in use");
+        let error = create().expect_err("the name is in use");
         assert!(error.to_string().contains("File exists"), "{error}");
         assert_eq!(std::fs::read_to_string(&options.path).unwrap(), "other");
     }

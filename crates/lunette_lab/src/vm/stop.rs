@@ -8,8 +8,8 @@ use cli_common::{Outcome, print_line};
 use serde_json::json;
 use vm::Qmp;
 use vm::running::{
-    AGENT_SOCKET, ExecInput, IS_MIGRATING, Registry, RuntimeFolder, SECONDS_MAX, State, command_socket, exec,
-    terminate,
+    AGENT_SOCKET, ExecInput, IS_MIGRATING, Registry, RuntimeFolder, SECONDS_MAX, State,
+    command_socket, exec, terminate,
 };
 
 use super::failed;
