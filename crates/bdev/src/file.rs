@@ -121,8 +121,6 @@ pub(crate) struct SharedFile {
     /// Exclusive open (`O_EXCL`) of a writable block device, against mounts and other servers. `None` while the locks are released.
     claim: Mutex<Option<OwnedFd>>,
     users: Users,
-    /// A turn has begun, and its writes may not be durable yet.
-    has_turn: AtomicBool,
 }
 
 impl SharedFile {

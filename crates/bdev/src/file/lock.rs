@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::sync::atomic::Ordering;
 
 pub use block::FileLock;
 use rustix::fs::Advice;
@@ -30,21 +29,16 @@ impl TurnLocks for SharedFile {
             // The pages of this host are those of its last turn.
             rustix::fs::fadvise(&self.control, 0, None, Advice::DontNeed)?;
         }
-        self.follow_size()?;
-        self.has_turn.store(true, Ordering::Relaxed);
-        Ok(())
+        self.follow_size()
     }
 
     fn end_turn(&self) -> io::Result<()> {
-        let is_cached = self.cache != CacheMode::None && !self.info.read_only;
-        if is_cached && self.has_turn.load(Ordering::Relaxed) {
+        if self.cache != CacheMode::None && !self.info.read_only {
             // Another host reads the storage, not the pages of this one.
             rustix::fs::fdatasync(&self.control)
                 .inspect_err(|error| self.lose(error.raw_os_error()))?;
         }
-        self.release_locks()?;
-        self.has_turn.store(false, Ordering::Relaxed);
-        Ok(())
+        self.release_locks()
     }
 }
 

@@ -372,7 +372,6 @@ fn examine(
         control,
         claim: Mutex::new(claim),
         users: Users::new(options.lock == FileLock::WhileActive),
-        has_turn: AtomicBool::new(false),
     })
 }
 
