@@ -525,6 +525,7 @@ fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()>
     let begun = Instant::now();
     bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
     waits_until(|| Ok(bed.mount.held() > 1))?;
+    ensure!(!held.is_finished(), "the disk is not held");
     let writing = bed.writes(0);
     let delay = || {
         let shown: Value = bed.client().get(JOB)?;
@@ -533,7 +534,6 @@ fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()>
     };
     waits_until(delay)?;
     ensure!(!writing.is_finished(), "the range is not held");
-    ensure!(!held.is_finished(), "the disk is not held");
     bed.written_after_20_s(writing, begun)?;
     written_soon(held)?;
     bed.fails_without_its_target()?;

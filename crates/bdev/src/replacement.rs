@@ -73,7 +73,7 @@ pub(crate) fn check_mirrored(presented: &DiskInfo, new: &DiskInfo) -> Result<(),
     let writes_zeroes = presented.write_zeroes || presented.discard_zeroes;
     match writes_zeroes && !new.write_zeroes {
         true => Err(BrokenPromise(
-            "it cannot write zeroes, but clients use write zeroes; hint: omit --at end".to_owned(),
+            "it cannot write zeroes, but clients use write zeroes; hint: use a target that writes zeroes, or omit --at end if the disk has no lock while-active".to_owned(),
         )),
         false => Ok(()),
     }

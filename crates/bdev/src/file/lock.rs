@@ -34,6 +34,10 @@ impl TurnLocks for SharedFile {
 
     fn end_turn(&self) -> io::Result<()> {
         if self.cache != CacheMode::None && !self.info.read_only {
+            // The kernel reports lost writes once. The locks stay until the disk is opened again.
+            if let Some(errno) = self.durability.lost() {
+                return Err(io::Error::from_raw_os_error(errno));
+            }
             // Another host reads the storage, not the pages of this one.
             rustix::fs::fdatasync(&self.control)
                 .inspect_err(|error| self.lose(error.raw_os_error()))?;

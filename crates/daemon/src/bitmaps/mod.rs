@@ -565,7 +565,10 @@ impl OfDisk {
     /// Records the changes of the newly opened disk. An earlier opening could not be served and was closed, so writes may be missing.
     fn reopened(&mut self, folder: &Path, disk: &Arc<Disk>) {
         for bitmap in &mut self.record.bitmaps {
-            let reason = || "an earlier attempt to serve the disk has failed".to_owned();
+            let reason = || {
+                "an earlier attempt to serve the disk has failed, later changes may be missing"
+                    .to_owned()
+            };
             bitmap.broken.get_or_insert_with(reason);
         }
         self.record.identity = disk.info().identity.to_string();

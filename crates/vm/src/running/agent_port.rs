@@ -123,7 +123,8 @@ impl AgentPort {
 
     /// Continues on another stream. Commands continue. The present stream is read to its end first.
     pub fn move_to(&self, stream: UnixStream) -> Result<()> {
-        self.lock().next = Some(stream.try_clone()?);
+        let next = stream.try_clone().inspect_err(|_| self.migration_ended())?;
+        self.lock().next = Some(next);
         self.shared.port.resume(Some(stream));
         self.migration_ended();
         Ok(())

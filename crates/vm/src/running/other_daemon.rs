@@ -269,7 +269,8 @@ fn check_disk(here: &SharedDisk<'_>, there: &SharedDisk<'_>, is_scsi: bool) -> R
         _ => is_scsi,
     };
     here.check_initiator_state(is_lost)?;
-    there.check_initiator_state(is_lost)?;
+    // A guest that was killed may have left its choice. This guest has an enabled cache, and sends flushes.
+    there.check_initiator_state(|kind| kind != WRITETHROUGH && is_lost(kind))?;
     let shown = |one: &SharedDisk<'_>| {
         let wwn = one.disk.status.as_ref().map_or("", |status| &status.wwn);
         format!(
