@@ -71,8 +71,6 @@ struct State {
     hung: Vec<u32>,
     /// File whose requests hang. `None`: all files.
     hung_file: Option<u64>,
-    /// File, kind, and number of requests that are answered before they hang.
-    hung_later: Option<(u64, u32, usize)>,
     held: Vec<Vec<u8>>,
     /// Kinds of all answered requests, in order.
     answered: Vec<u32>,
@@ -139,7 +137,9 @@ impl HungMount {
             while let Ok(length) = requests.read(&mut bytes) {
                 let request = &bytes[..length];
                 let mut state = lock(&of_thread);
-                if state.hangs(request) {
+                let is_meant = |file| file == u64_at(request, 16);
+                if state.hung.contains(&u32_at(request, 4)) && state.hung_file.is_none_or(is_meant)
+                {
                     state.held.push(request.to_vec());
                 } else {
                     state.answer(&requests, request);
@@ -172,13 +172,6 @@ impl HungMount {
         state.hung_file = state.names.get(name.as_bytes()).copied();
     }
 
-    /// Also stops answering requests of this kind for one file, after `answered` of them.
-    pub fn hang_later(&self, name: &str, kind: u32, answered: usize) {
-        let mut state = lock(&self.state);
-        let file = state.names.get(name.as_bytes());
-        state.hung_later = file.map(|file| (*file, kind, answered));
-    }
-
     /// Fails requests of these kinds with EIO from now on. Without kinds, all requests succeed again.
     pub fn fail(&self, kinds: &[u32]) {
         lock(&self.state).failing = kinds.to_vec();
@@ -209,7 +202,6 @@ impl HungMount {
     pub fn release(&self) {
         let mut state = lock(&self.state);
         state.hung.clear();
-        state.hung_later = None;
         for request in std::mem::take(&mut state.held) {
             state.answer(&self.device, &request);
         }
@@ -272,18 +264,6 @@ impl Fields {
 }
 
 impl State {
-    fn hangs(&mut self, request: &[u8]) -> bool {
-        let (kind, file) = (u32_at(request, 4), u64_at(request, 16));
-        if let Some((of_file, of_kind, left)) = &mut self.hung_later
-            && (*of_file, *of_kind) == (file, kind)
-        {
-            let is_hung = *left == 0;
-            *left = left.saturating_sub(1);
-            return is_hung;
-        }
-        self.hung.contains(&kind) && self.hung_file.is_none_or(|hung| hung == file)
-    }
-
     fn answer(&mut self, mut device: &File, request: &[u8]) {
         let (kind, unique) = (u32_at(request, 4), u64_at(request, 8));
         if UNANSWERED.contains(&kind) {

@@ -126,11 +126,7 @@ impl Bed {
     }
 
     fn writes(&self, offset: u64) -> JoinHandle<Result<()>> {
-        self.writes_to("h", offset)
-    }
-
-    fn writes_to(&self, disk: &str, offset: u64) -> JoinHandle<Result<()>> {
-        let socket = self.rig.socket(disk);
+        let socket = self.rig.socket("h");
         std::thread::spawn(move || {
             let mut front_end = FrontEnd::connect(&socket, &Options::default())?;
             let options = QueueOptions::default();
@@ -513,19 +509,11 @@ fn clients_wait_20_s_for_a_target_unless_the_mirror_is_cancelled() -> Result<()>
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
 fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()> {
-    let disks = [H, "s=file:@s.raw,size=4M,cache=writeback"];
-    let bed = Bed::new(&disks, &[], &["h", "s"])?;
+    let bed = Bed::with_client()?;
     bed.mount.hang_file("t.raw", &[kind::WRITE]);
-    // A snapshot holds its disk during its second flush.
-    bed.mount.hang_later("s.raw", kind::FSYNC, 1);
-    let image = bed.rig.scratch.file("s.qcow2");
-    let image = json!({ "disks": [{ "disk": "s", "path": image }] });
-    let snapshot = bed.hangs(Method::POST, "/v1/snapshot", &image)?;
-    let held = bed.writes_to("s", 0);
     let begun = Instant::now();
     bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
-    waits_until(|| Ok(bed.mount.held() > 1))?;
-    ensure!(!held.is_finished(), "the disk is not held");
+    waits_until(|| Ok(bed.mount.held() > 0))?;
     let writing = bed.writes(0);
     let delay = || {
         let shown: Value = bed.client().get(JOB)?;
@@ -535,10 +523,7 @@ fn clients_wait_20_s_for_a_range_that_is_copied_to_a_hung_target() -> Result<()>
     waits_until(delay)?;
     ensure!(!writing.is_finished(), "the range is not held");
     bed.written_after_20_s(writing, begun)?;
-    written_soon(held)?;
-    bed.fails_without_its_target()?;
-    bed.mount.release();
-    is_refused(ended(snapshot)?, "timed out")
+    bed.fails_without_its_target()
 }
 
 #[test]

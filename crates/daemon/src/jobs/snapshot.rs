@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use bdev::{
-    BackingName, BlockDevice, BlockingIo, CheckNamed, DiscardMode, Disk, FileLock, Image,
-    ImageOptions, NamedFiles, TARGET_PATIENCE,
+    BackingName, BlockDevice, CheckNamed, DiscardMode, Disk, FileLock, Image, ImageOptions,
+    NamedFiles,
 };
 use control::EventKind;
 use jobs::exchange::ExchangeAction;
@@ -133,13 +133,7 @@ impl Driver<'_> {
                     checked.map_err(|error| failed(change.disk.name(), &error))?;
                 }
             }
-            ExchangeAction::Flush => {
-                // The clients of all disks wait.
-                let limited = |io: BlockingIo| io.while_wanted(|| true, Some(TARGET_PATIENCE));
-                let flushes = std::mem::take(&mut self.flushes).into_iter();
-                self.flushes = flushes.map(|flush| flush.limit(limited)).collect();
-                self.flush()?;
-            }
+            ExchangeAction::Flush => self.flush()?,
             ExchangeAction::Detach => self.change = None,
             action => {
                 if let Some(change) = &mut self.change {
