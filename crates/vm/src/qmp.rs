@@ -3,6 +3,7 @@
 use crate::process::wait_until;
 use anyhow::{Context, Result, bail};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::UnixStream;
@@ -14,6 +15,8 @@ pub struct Qmp {
     reader: BufReader<UnixStream>,
     writer: UnixStream,
     deleted: Vec<String>,
+    /// An event about the guest or its migration has arrived since the last [`Qmp::wait_for_change`].
+    has_changed: bool,
 }
 
 impl Qmp {
@@ -26,6 +29,7 @@ impl Qmp {
             reader: BufReader::new(writer.try_clone()?),
             writer,
             deleted: Vec::new(),
+            has_changed: false,
         };
         qmp.message()?;
         qmp.command("qmp_capabilities", json!({}))?;
@@ -75,6 +79,21 @@ impl Qmp {
         }
     }
 
+    /// Waits until the guest has stopped or continued, or its migration has another state, since the last call. Returns at the limit and after
+    /// a signal, too. Migrations have events with the capability `events` only.
+    pub fn wait_for_change(&mut self, limit: Duration) -> Result<()> {
+        let end = Instant::now() + limit;
+        while !std::mem::take(&mut self.has_changed) {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.is_readable(left) {
+                Ok(true) => self.message()?,
+                Ok(false) | Err(Errno::INTR) => break,
+                Err(error) => return Err(error.into()),
+            };
+        }
+        Ok(())
+    }
+
     /// Waits until a device is deleted. Returns `false` after the limit.
     pub fn wait_for_deletion(&mut self, id: &str, limit: Duration) -> Result<bool> {
         let end = Instant::now() + limit;
@@ -91,12 +110,12 @@ impl Qmp {
         }
     }
 
-    fn is_readable(&self, limit: Duration) -> Result<bool> {
+    fn is_readable(&self, limit: Duration) -> Result<bool, Errno> {
         if !self.reader.buffer().is_empty() {
             return Ok(true);
         }
         let mut polled = [PollFd::new(&self.writer, PollFlags::IN)];
-        let limit = Timespec::try_from(limit)?;
+        let limit = Timespec::try_from(limit).map_err(|_| Errno::INVAL)?;
         Ok(poll(&mut polled, Some(&limit))? > 0)
     }
 
@@ -111,11 +130,14 @@ impl Qmp {
             bail!("QEMU closed its monitor");
         }
         let message: Value = serde_json::from_str(&line)?;
-        if message["event"] == "DEVICE_DELETED"
-            && let Some(id) = message["data"]["device"].as_str()
-        {
-            // The event may precede the response of the command that caused it.
-            self.deleted.push(id.to_owned());
+        // An event may precede the response of the command that caused it.
+        match message["event"].as_str() {
+            Some("DEVICE_DELETED") => {
+                let id = message["data"]["device"].as_str();
+                self.deleted.extend(id.map(str::to_owned));
+            }
+            Some("MIGRATION" | "STOP" | "RESUME") => self.has_changed = true,
+            _ => {}
         }
         Ok(message)
     }

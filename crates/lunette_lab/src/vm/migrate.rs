@@ -41,7 +41,7 @@ the migration. The first QEMU and its exports are then removed. The next migrati
 of the guest continue. Ctrl-C cancels the migration, and the guest continues.
 
 The result has two kinds of times:
-  downtime      time without a running guest, measured by QEMU
+  downtime      time without a running guest
   queue stops   duration of the stop of each virtqueue by Lunette, with the wait for requests in flight
 
 With --to-daemon, the second exports are created in another daemon. It must have the disks of the guest with the same names, serial and wwn.

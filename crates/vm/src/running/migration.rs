@@ -1,7 +1,10 @@
 //! Live migration of a guest to a second QEMU of its supervisor: `lunette vm migrate`.
 //!
-//! The daemon, or another one with the same disks, gets a second export of each disk for the new QEMU. After the switch the supervisor
-//! kills the old QEMU and removes the old exports. If the migration fails, the new ones are removed and the guest continues.
+//! The daemon, or another one with the same disks, gets a second export of each disk for the new QEMU, which starts paused. When the old QEMU
+//! reports that the migration is complete, the supervisor continues the guest in the new one, kills the old one and removes the old exports.
+//! Until then the guest can run in the old QEMU only: if the migration fails or is cancelled, the new QEMU and exports are removed and the
+//! guest continues. Rejected: a destination that starts the guest itself. It does so before it confirms this to the old QEMU, and a migration
+//! that fails between the two has two guests.
 
 use super::agent_port::accept;
 use super::other_daemon;
@@ -16,7 +19,6 @@ use crate::qmp::Qmp;
 use anyhow::{Context, Error, Result, bail, ensure};
 use control::statistics::Statistics;
 use control::{Client, ClientError, Method, escape};
-use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -40,14 +42,14 @@ const CHECK_LIMIT: Duration = Duration::from_secs(10);
 /// Time limit for a request on the socket.
 const REQUEST_LIMIT: Duration = Duration::from_secs(2);
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(100);
-/// Interval at which QEMU is asked if it waits before the switch. The guest is stopped meanwhile.
-const SWITCH_INTERVAL: Duration = Duration::from_millis(5);
 /// Capability and state of a source that stops the guest and waits before the switch.
 const PAUSE: &str = "pause-before-switchover";
 const PAUSED: &str = "pre-switchover";
 /// Capability of both sides: the destination confirms that it has loaded the guest. Without it, the migration is complete when all data are
 /// sent, and a destination that fails to load them loses the guest.
 const RETURN_PATH: &str = "return-path";
+/// Capability of the source: it sends an event when the migration has another state. Between two of them the guest is stopped.
+const EVENTS: &str = "events";
 /// Longest time limit of a migration in seconds.
 pub const SECONDS_MAX: u64 = 86_400;
 /// Bandwidth in bytes per second: no limit in practice.
@@ -74,7 +76,8 @@ impl MigrationOptions {
         let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
         let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": self.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
-        set_capabilities(source, &[(PAUSE, pauses), (RETURN_PATH, true)])
+        let capabilities = [(PAUSE, pauses), (RETURN_PATH, true), (EVENTS, true)];
+        set_capabilities(source, &capabilities)
     }
 }
 
@@ -114,7 +117,7 @@ pub struct ExportStops {
 /// A completed migration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Migrated {
-    /// Downtime of the guest as measured by QEMU, in milliseconds.
+    /// Downtime of the guest in milliseconds: as measured by QEMU until the end of the migration, and until the new QEMU has continued it.
     pub downtime_ms: u64,
     /// Duration of the migration as measured by QEMU, in milliseconds.
     pub total_ms: u64,
@@ -125,8 +128,13 @@ pub struct Migrated {
 }
 
 impl Migrated {
-    /// Returns the result of a migration: QEMU's status, and the queue stops that the histograms have gained.
-    fn new(status: &Value, exports: &[MovedExport], before: &Stops, after: &Stops) -> Migrated {
+    /// Returns the result of a migration, and the queue stops that the histograms have gained.
+    fn new(
+        switched: &Switched,
+        exports: &[MovedExport],
+        before: &Stops,
+        after: &Stops,
+    ) -> Migrated {
         let queues = exports.iter().map(|export| {
             let name = text(&export.from, "name").to_owned();
             ExportStops {
@@ -134,14 +142,24 @@ impl Migrated {
                 export: name,
             }
         });
+        let status = &switched.status;
         let number = |value: &Value| value.as_u64().unwrap_or_default();
+        let continuing = u64::try_from(switched.continuing.as_millis()).unwrap_or(u64::MAX);
         Migrated {
-            downtime_ms: number(&status["downtime"]),
+            downtime_ms: number(&status["downtime"]).saturating_add(continuing),
             total_ms: number(&status["total-time"]),
             transferred: number(&status["ram"]["transferred"]),
             queues: queues.collect(),
         }
     }
+}
+
+/// A guest that the new QEMU has.
+struct Switched {
+    /// Status of the migration in the old QEMU.
+    status: Value,
+    /// Time from the end of the migration until the new QEMU has continued the guest.
+    continuing: Duration,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -251,6 +269,13 @@ fn with_sockets(arguments: &[String], sockets: &[(String, String)]) -> Vec<Strin
     words.collect()
 }
 
+/// Returns the arguments of a QEMU with other monitors that waits for a guest and does not run it before `cont`.
+fn incoming_arguments(arguments: &[String], monitors: &[(String, String)]) -> Vec<String> {
+    let mut arguments = with_sockets(arguments, monitors);
+    arguments.extend(["-incoming", "defer", "-S"].map(str::to_owned));
+    arguments
+}
+
 impl Supervisor {
     /// Makes the migration that a client requests, if there is one.
     pub(super) fn serve_migration(&mut self) {
@@ -301,9 +326,8 @@ impl Supervisor {
             }
         }
         let qemu = self.state.qemu;
-        let other = to_daemon.map(|to| Client::new(to).patient(START_LIMIT));
-        let check = || match &other {
-            Some(other) => check_connected(other, &exports),
+        let check = |patience| match to_daemon {
+            Some(other) => check_connected(&Client::new(other).patient(patience), &exports),
             None => Ok(()),
         };
         let checks = Checks {
@@ -321,9 +345,9 @@ impl Supervisor {
             true => self.save(),
             false => Ok(()),
         };
-        let migrated = moved.map(|status| {
+        let migrated = moved.map(|switched| {
             let after = queue_stops(&client).unwrap_or_default();
-            Migrated::new(&status, &exports, &before, &after)
+            Migrated::new(&switched, &exports, &before, &after)
         });
         let removed = match has_moved {
             true if to_daemon.is_some() && self.daemon.is_some() => self.end_daemon(),
@@ -445,14 +469,14 @@ impl Supervisor {
         }
     }
 
-    /// Moves the guest to a new QEMU, while the checks succeed. Returns QEMU's status of the migration.
+    /// Moves the guest to a new QEMU, while the checks succeed.
     fn move_guest(
         &mut self,
         exports: &[MovedExport],
         options: &MigrationOptions,
         stream: &UnixStream,
         checks: &Checks<'_>,
-    ) -> Result<Value> {
+    ) -> Result<Switched> {
         let folder = self.runtime_folder()?.clone();
         let file = |name: &str| qemu_value(&folder.file(name));
         let sockets = exports.iter().map(|export| {
@@ -469,9 +493,7 @@ impl Supervisor {
             (file(MONITOR_SOCKET), file(NEXT_MONITOR)),
         ];
         let mut incoming = qemu.clone();
-        incoming.arguments = with_sockets(&qemu.arguments, &monitors);
-        let waits = ["-incoming", "defer"].map(str::to_owned);
-        incoming.arguments.extend(waits);
+        incoming.arguments = incoming_arguments(&qemu.arguments, &monitors);
 
         let (mut to, console, agent) = self.start_destination(&folder, &incoming)?;
         let uri = json!({ "uri": format!("unix:{}", folder.file(STREAM_SOCKET).display()) });
@@ -480,50 +502,50 @@ impl Supervisor {
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
         options.set(&mut source, checks.disks.is_some())?;
-        let was_running = source.is_running()?;
+        let mut continues = continues(&mut source)?.unwrap_or_default();
         let port = self.agent.clone();
         if let Some(port) = &port {
             port.pause();
         }
         let until = Instant::now() + Duration::from_secs(options.seconds.min(SECONDS_MAX));
         let begun = source.command("migrate", uri);
-        let ended = begun.and_then(|_| {
-            let signal = |signal| to.signal(signal);
-            wait_for_switch(&mut source, until, stream, checks, &signal)
-        });
+        let ended =
+            begun.and_then(|_| wait_for_switch(&mut source, until, stream, checks, &mut continues));
         std::fs::remove_file(folder.file(STREAM_SOCKET)).unwrap_or(());
         let status = match ended {
             Ok(status) => status,
-            Err(error) => return Err(self.stay(&mut source, &mut to, was_running, error)),
+            Err(error) => return Err(self.stay(&mut source, &mut to, continues, error)),
         };
-        // The destination runs the guest from here on.
+        let completed = Instant::now();
+        let continued = continue_guest(&mut destination, continues);
+        let continuing = completed.elapsed();
         self.state.qemu = Some(to.id());
         let old = self.qemu.replace(to);
         self.recipe.qemu = qemu;
         let moved = port.map_or(Ok(()), |port| port.move_to(agent));
         let connected = self.console.connect(console);
         self.end_switch(&folder, old)
+            .and(continued)
             .and(moved)
             .and(connected)
-            .and_then(|()| wait_until_running(&mut destination, was_running))
-            .and_then(|()| (checks.connected)())
+            .and_then(|()| wait_until_running(&mut destination, continues))
+            .and_then(|()| (checks.connected)(START_LIMIT))
             .with_context(|| {
                 format!(
                     "guest {} runs in the new QEMU, but the migration is incomplete",
                     self.state.name
                 )
             })?;
-        Ok(status)
+        Ok(Switched { status, continuing })
     }
 
     /// Continues in the old QEMU after a failed migration. Returns its error.
-    fn stay(&self, source: &mut Qmp, to: &mut Process, was_running: bool, error: Error) -> Error {
-        // It must not run the guest beside the source.
+    fn stay(&self, source: &mut Qmp, to: &mut Process, continues: bool, error: Error) -> Error {
         to.kill().unwrap_or(());
         if let Some(port) = &self.agent {
             port.resume();
         }
-        if let Err(stopped) = wait_until_running(source, was_running) {
+        if let Err(stopped) = wait_until_running(source, continues) {
             return stopped.context(error.to_string());
         }
         error.context(format!(
@@ -571,12 +593,33 @@ impl Supervisor {
     }
 }
 
+/// Returns true if a QEMU runs the guest, also one in the ACPI state S3, and false if the guest is paused. `None`: a migration has stopped it.
+fn continues(qemu: &mut Qmp) -> Result<Option<bool>> {
+    let state = qemu.command("query-status", json!({}))?;
+    Ok(match state["status"].as_str() {
+        Some("finish-migrate" | "postmigrate") => None,
+        status => Some(state["running"] == true || status == Some("suspended")),
+    })
+}
+
+/// Continues the guest in a destination that has started paused. A guest that was paused stays paused.
+fn continue_guest(destination: &mut Qmp, continues: bool) -> Result<()> {
+    if continues {
+        destination.command("cont", json!({}))?;
+    }
+    Ok(())
+}
+
 /// Waits until a guest runs again. A guest that was paused stays paused.
 fn wait_until_running(qemu: &mut Qmp, was_running: bool) -> Result<()> {
-    match was_running {
-        true => qemu.wait_until_running(START_LIMIT),
-        false => Ok(()),
+    if !was_running {
+        return Ok(());
     }
+    let runs = wait_until(START_LIMIT, || match continues(qemu) {
+        Ok(state) => (state == Some(true)).then_some(Ok(())),
+        Err(error) => Some(Err(error)),
+    });
+    runs.context("the guest does not run")?
 }
 
 /// Connects to the monitor of a QEMU that may be starting.
@@ -604,73 +647,64 @@ fn check_connected(daemon: &Client, exports: &[MovedExport]) -> Result<()> {
 
 /// Checks during a migration.
 struct Checks<'a> {
-    /// The destination's daemon has the connections of the new QEMU.
-    connected: &'a dyn Fn() -> Result<()>,
+    /// The destination's daemon has the connections of the new QEMU. Argument: time limit of a request.
+    connected: &'a dyn Fn(Duration) -> Result<()>,
     /// The disks can move. Checked while the guest is stopped; `None`: it is not stopped for this.
     disks: Option<&'a dyn Fn() -> Result<()>>,
 }
 
 /// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if a check
-/// fails. `signal` sends a signal to the destination.
+/// fails. Then the guest continues in the source, because the destination has started paused. `continues`: the guest is not paused; a user
+/// may change this until the switch.
 fn wait_for_switch(
     source: &mut Qmp,
     until: Instant,
     stream: &UnixStream,
     checks: &Checks<'_>,
-    signal: &dyn Fn(Signal) -> Result<()>,
+    continues: &mut bool,
 ) -> Result<Value> {
     let mut cancelled: Option<String> = None;
     let mut pauses = checks.disks.is_some();
+    let mut patience = START_LIMIT;
     let mut next_report = Instant::now();
     loop {
         let status = source.command("query-migrate", json!({}))?;
         let mut reason = None;
         match status["status"].as_str().unwrap_or_default() {
-            "completed" => {
-                if cancelled.is_some() {
-                    // The destination had confirmed before it was stopped.
-                    signal(Signal::CONT)?;
-                }
-                return Ok(status);
-            }
+            // Also when it was cancelled too late: the source has ended, and the destination has not begun.
+            "completed" => return Ok(status),
             "failed" | "cancelled" => {
                 let reason = cancelled.or(status["error-desc"].as_str().map(str::to_owned));
                 bail!(reason.unwrap_or_else(|| "QEMU has reported no reason".to_owned()))
             }
             PAUSED if pauses && cancelled.is_none() => {
                 pauses = false;
-                match checks.disks.map_or(Ok(()), |check| check()) {
-                    Ok(()) => {
-                        let continued =
-                            source.command("migrate-continue", json!({ "state": PAUSED }));
-                        reason = continued.err().map(|error| format!("{error:#}"));
-                    }
-                    Err(error) => reason = Some(format!("{error:#}")),
-                }
+                let checked = checks.disks.map_or(Ok(()), |check| check());
+                let state = json!({ "state": PAUSED });
+                let continued = checked.and_then(|()| source.command("migrate-continue", state));
+                reason = continued.err().map(|error| format!("{error:#}"));
+                // The guest is stopped. Requests to a busy daemon would delay it.
+                (patience, next_report) = (REQUEST_LIMIT, Instant::now() + PROGRESS_INTERVAL);
             }
-            _ => {}
+            _ => *continues = self::continues(source)?.unwrap_or(*continues),
         }
         if reason.is_none() && Instant::now() >= next_report {
             next_report = Instant::now() + PROGRESS_INTERVAL;
-            reason = report(&status, until, stream, checks)
+            reason = report(&status, until, stream)
+                .and_then(|()| (checks.connected)(patience))
                 .err()
                 .map(|error| format!("{error:#}"));
         }
         if let (Some(reason), None) = (reason, &cancelled) {
-            // The destination may have all data and run the guest that the source continues. An error means that it has ended.
-            signal(Signal::STOP).unwrap_or(());
             source.command("migrate_cancel", json!({}))?;
             cancelled = Some(reason);
         }
-        std::thread::sleep(match pauses {
-            true => SWITCH_INTERVAL,
-            false => PROGRESS_INTERVAL,
-        });
+        source.wait_for_change(PROGRESS_INTERVAL)?;
     }
 }
 
 /// Reports the progress of a migration. Returns the reason to cancel it as an error.
-fn report(status: &Value, until: Instant, stream: &UnixStream, checks: &Checks<'_>) -> Result<()> {
+fn report(status: &Value, until: Instant, stream: &UnixStream) -> Result<()> {
     let number = |key: &str| status["ram"][key].as_u64().unwrap_or_default();
     let progress = MigrationProgress {
         transferred: number("transferred"),
@@ -682,7 +716,7 @@ fn report(status: &Value, until: Instant, stream: &UnixStream, checks: &Checks<'
         Instant::now() <= until,
         "the time limit is exceeded; hint: set a longer --within or a longer --downtime-limit"
     );
-    (checks.connected)()
+    Ok(())
 }
 
 type Buckets = Vec<(u64, u64)>;

@@ -1,7 +1,5 @@
 //! Exports and sockets of a second QEMU, and migrations with a monitor simulated by the test.
 
-use std::cell::Cell;
-
 use super::*;
 
 #[test]
@@ -56,7 +54,8 @@ fn only_whole_paths_of_sockets_are_replaced() {
     );
 }
 
-/// Acts as the monitor of a QEMU. The migration has this state until a command ends it. Returns the commands.
+/// Acts as the monitor of a QEMU. The migration has this state until a command ends it, in the state `device` always successfully. While
+/// memory is copied, the guest is paused. Returns the commands.
 fn unfinished_migration(listener: &UnixListener, state: &str) -> Vec<Value> {
     let mut commands = Vec::new();
     let (mut stream, _) = listener.accept().unwrap();
@@ -67,12 +66,19 @@ fn unfinished_migration(listener: &UnixListener, state: &str) -> Vec<Value> {
         let command: Value = serde_json::from_str(&line.unwrap()).unwrap();
         let answer = match command["execute"].as_str() {
             Some("query-migrate") => json!({ "status": status }),
+            Some("query-status") if status == "active" => {
+                json!({ "status": "paused", "running": false })
+            }
+            Some("query-status") => json!({ "status": "finish-migrate", "running": false }),
             _ => json!({}),
         };
-        match command["execute"].as_str() {
-            Some("migrate_cancel") => status = "cancelled",
-            Some("migrate-continue") => status = "completed",
-            _ => {}
+        let next = match command["execute"].as_str() {
+            Some("migrate_cancel") if status != "device" => "cancelled",
+            Some("migrate_cancel" | "migrate-continue") => "completed",
+            _ => status,
+        };
+        if next != std::mem::replace(&mut status, next) {
+            writeln!(stream, "{}", json!({ "event": "MIGRATION" })).unwrap();
         }
         writeln!(stream, "{}", json!({ "return": answer })).unwrap();
         commands.push(command);
@@ -94,23 +100,16 @@ fn with_monitor<T>(state: &str, work: impl FnOnce(&mut Qmp) -> T) -> (T, Vec<Val
     })
 }
 
-/// Waits for the end of a migration with this state. Returns the error, or an empty text.
-fn end_of(state: &str, has_client: bool, seconds: u64, checks: &Checks<'_>) -> String {
+/// Waits for the end of a migration with this state. Returns the error, or an empty text, and whether the guest continues.
+fn end_of(state: &str, has_client: bool, seconds: u64, checks: &Checks<'_>) -> (String, bool) {
     let (ours, client) = UnixStream::pair().unwrap();
     let _client = has_client.then_some(client);
     let until = Instant::now() + Duration::from_secs(seconds);
-    let stopped = Cell::new(false);
-    let signal = |signal: Signal| {
-        stopped.set(signal == Signal::STOP);
-        Ok(())
-    };
-    let wait = |source: &mut Qmp| wait_for_switch(source, until, &ours, checks, &signal);
+    let mut continues = true;
+    let wait = |source: &mut Qmp| wait_for_switch(source, until, &ours, checks, &mut continues);
     let (ended, _) = with_monitor(state, wait);
-    assert_eq!(ended.is_err(), stopped.get(), "the destination may run");
-    ended
-        .err()
-        .map(|error| format!("{error:#}"))
-        .unwrap_or_default()
+    let error = ended.err().map(|error| format!("{error:#}"));
+    (error.unwrap_or_default(), continues)
 }
 
 /// A destination that fails to load the guest must not lose it.
@@ -132,7 +131,11 @@ fn source_waits_until_the_destination_has_loaded_the_guest() {
     let (set, commands) = with_monitor("none", |source| options.set(source, false));
     set.unwrap();
     let pause = json!({ "capability": "pause-before-switchover", "state": false });
-    assert_eq!(capabilities(commands), [json!([pause, return_path])]);
+    let events = json!({ "capability": "events", "state": true });
+    assert_eq!(
+        capabilities(commands),
+        [json!([pause, return_path, events])]
+    );
     let uri = json!({ "uri": "unix:/stream.sock" });
     let (waits, commands) = with_monitor("none", |to| wait_for_guest(to, &uri));
     waits.unwrap();
@@ -144,18 +147,61 @@ fn source_waits_until_the_destination_has_loaded_the_guest() {
     assert_eq!(capabilities(commands), [json!([return_path])]);
 }
 
+/// A source that is cancelled continues the guest. It must be the only one.
+#[test]
+fn destination_runs_the_guest_only_after_the_source_has_ended() {
+    let arguments = incoming_arguments(&["-S".to_owned()], &[]);
+    assert_eq!(arguments, ["-S", "-incoming", "defer", "-S"]);
+    for (continues, is_sent) in [(true, true), (false, false)] {
+        let (sent, commands) = with_monitor("completed", |to| continue_guest(to, continues));
+        sent.unwrap();
+        let has_cont = commands.iter().any(|command| command["execute"] == "cont");
+        assert_eq!(has_cont, is_sent);
+    }
+    let checks = Checks {
+        connected: &|_| Ok(()),
+        disks: None,
+    };
+    // The source completes the migration in spite of the cancellation.
+    let (error, continues) = end_of("device", true, 0, &checks);
+    assert_eq!((error.as_str(), continues), ("", true));
+}
+
+#[test]
+fn guest_that_is_paused_during_the_copy_stays_paused() {
+    let checks = Checks {
+        connected: &|_| Ok(()),
+        disks: None,
+    };
+    assert!(!end_of("active", true, 0, &checks).1);
+}
+
+#[test]
+fn change_of_a_migration_ends_the_wait() {
+    let limit = Duration::from_secs(60);
+    let begin = Instant::now();
+    let wait = |source: &mut Qmp| -> Result<()> {
+        source.command("migrate_cancel", json!({}))?;
+        source.wait_for_change(limit)?;
+        // The event is used up.
+        source.wait_for_change(Duration::from_millis(1))
+    };
+    with_monitor("active", wait).0.unwrap();
+    assert!(begin.elapsed() < limit);
+}
+
 #[test]
 fn migration_without_client_or_daemon_is_cancelled() {
     let checks = |connected| Checks {
         connected,
         disks: None,
     };
-    let reason = end_of("active", false, 100, &checks(&|| Ok(())));
+    let (reason, _) = end_of("active", false, 100, &checks(&|_| Ok(())));
     assert!(reason.contains("has ended"), "{reason}");
-    let reason = end_of("active", true, 0, &checks(&|| Ok(())));
+    let (reason, _) = end_of("active", true, 0, &checks(&|_| Ok(())));
     assert!(reason.contains("time limit"), "{reason}");
-    let lost = || bail!("the daemon is lost");
-    let reason = end_of("active", true, 100, &checks(&lost));
+    let lost = |_| bail!("the daemon is lost");
+    let (reason, _) = end_of("active", true, 100, &checks(&lost));
     assert_eq!(reason, "the daemon is lost");
 }
 
@@ -163,12 +209,13 @@ fn migration_without_client_or_daemon_is_cancelled() {
 fn disks_are_checked_again_while_the_guest_is_stopped() {
     let refused: &dyn Fn() -> Result<()> = &|| bail!("disk d has persistent reservations");
     let checks = |disks| Checks {
-        connected: &|| Ok(()),
+        connected: &|_| Ok(()),
         disks: Some(disks),
     };
-    let refused = end_of("pre-switchover", true, 100, &checks(refused));
+    let (refused, _) = end_of("pre-switchover", true, 100, &checks(refused));
     assert_eq!(refused, "disk d has persistent reservations");
-    assert_eq!(end_of("pre-switchover", true, 100, &checks(&|| Ok(()))), "");
+    let (moved, _) = end_of("pre-switchover", true, 100, &checks(&|| Ok(())));
+    assert_eq!(moved, "");
 }
 
 #[test]
