@@ -70,13 +70,13 @@ pub struct MigrationOptions {
 }
 
 impl MigrationOptions {
-    /// Sets the options in the source. `pauses`: it waits before the switch, with a stopped guest.
-    fn set(&self, source: &mut Qmp, pauses: bool) -> Result<()> {
+    /// Sets the options in the source, which waits before the switch, with a stopped guest.
+    fn set(&self, source: &mut Qmp) -> Result<()> {
         let limit = self.bandwidth_mib;
         let bandwidth = limit.map_or(BANDWIDTH, |mib| u64::from(mib) << 20);
         let parameters = json!({ "max-bandwidth": bandwidth, "downtime-limit": self.downtime_ms });
         source.command("migrate-set-parameters", parameters)?;
-        let capabilities = [(PAUSE, pauses), (RETURN_PATH, true), (EVENTS, true)];
+        let capabilities = [(PAUSE, true), (RETURN_PATH, true), (EVENTS, true)];
         set_capabilities(source, &capabilities)
     }
 }
@@ -332,8 +332,8 @@ impl Supervisor {
         };
         let checks = Checks {
             connected: &check,
-            // A guest that was running may have reserved a disk since the first check.
-            disks: to_daemon.is_some().then_some(&check_again),
+            // A guest that was running may have reserved a disk or disabled its write cache since the first check.
+            disks: &check_again,
         };
         let moved = self.move_guest(&exports, &options, stream, &checks);
         // An error after the switch does not bring the guest back.
@@ -501,7 +501,7 @@ impl Supervisor {
         wait_for_guest(&mut destination, &uri)?;
         let old = self.qemu.as_mut().context("the guest has no QEMU")?;
         let mut source = connect(&folder.file(QMP_SOCKET), old)?;
-        options.set(&mut source, checks.disks.is_some())?;
+        options.set(&mut source)?;
         let mut continues = continues(&mut source)?.unwrap_or_default();
         let port = self.agent.clone();
         if let Some(port) = &port {
@@ -649,8 +649,8 @@ fn check_connected(daemon: &Client, exports: &[MovedExport]) -> Result<()> {
 struct Checks<'a> {
     /// The destination's daemon has the connections of the new QEMU. Argument: time limit of a request.
     connected: &'a dyn Fn(Duration) -> Result<()>,
-    /// The disks can move. Checked while the guest is stopped; `None`: it is not stopped for this.
-    disks: Option<&'a dyn Fn() -> Result<()>>,
+    /// The disks can move. Checked while the guest is stopped.
+    disks: &'a dyn Fn() -> Result<()>,
 }
 
 /// Waits for the end of a migration and reports its progress. Cancels it at `until`, at an interrupt, at the end of the client and if a check
@@ -664,7 +664,7 @@ fn wait_for_switch(
     continues: &mut bool,
 ) -> Result<Value> {
     let mut cancelled: Option<String> = None;
-    let mut pauses = checks.disks.is_some();
+    let mut pauses = true;
     let mut patience = START_LIMIT;
     let mut next_report = Instant::now();
     loop {
@@ -679,9 +679,9 @@ fn wait_for_switch(
             }
             PAUSED if pauses && cancelled.is_none() => {
                 pauses = false;
-                let checked = checks.disks.map_or(Ok(()), |check| check());
                 let state = json!({ "state": PAUSED });
-                let continued = checked.and_then(|()| source.command("migrate-continue", state));
+                let continued =
+                    (checks.disks)().and_then(|()| source.command("migrate-continue", state));
                 reason = continued.err().map(|error| format!("{error:#}"));
                 // The guest is stopped. Requests to a busy daemon would delay it.
                 (patience, next_report) = (REQUEST_LIMIT, Instant::now() + PROGRESS_INTERVAL);

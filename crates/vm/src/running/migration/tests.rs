@@ -128,9 +128,9 @@ fn source_waits_until_the_destination_has_loaded_the_guest() {
             .collect()
     };
     let return_path = json!({ "capability": "return-path", "state": true });
-    let (set, commands) = with_monitor("none", |source| options.set(source, false));
+    let (set, commands) = with_monitor("none", |source| options.set(source));
     set.unwrap();
-    let pause = json!({ "capability": "pause-before-switchover", "state": false });
+    let pause = json!({ "capability": "pause-before-switchover", "state": true });
     let events = json!({ "capability": "events", "state": true });
     assert_eq!(
         capabilities(commands),
@@ -160,7 +160,7 @@ fn destination_runs_the_guest_only_after_the_source_has_ended() {
     }
     let checks = Checks {
         connected: &|_| Ok(()),
-        disks: None,
+        disks: &|| Ok(()),
     };
     // The source completes the migration in spite of the cancellation.
     let (error, continues) = end_of("device", true, 0, &checks);
@@ -171,7 +171,7 @@ fn destination_runs_the_guest_only_after_the_source_has_ended() {
 fn guest_that_is_paused_during_the_copy_stays_paused() {
     let checks = Checks {
         connected: &|_| Ok(()),
-        disks: None,
+        disks: &|| Ok(()),
     };
     assert!(!end_of("active", true, 0, &checks).1);
 }
@@ -194,7 +194,7 @@ fn change_of_a_migration_ends_the_wait() {
 fn migration_without_client_or_daemon_is_cancelled() {
     let checks = |connected| Checks {
         connected,
-        disks: None,
+        disks: &|| Ok(()),
     };
     let (reason, _) = end_of("active", false, 100, &checks(&|_| Ok(())));
     assert!(reason.contains("has ended"), "{reason}");
@@ -210,7 +210,7 @@ fn disks_are_checked_again_while_the_guest_is_stopped() {
     let refused: &dyn Fn() -> Result<()> = &|| bail!("disk d has persistent reservations");
     let checks = |disks| Checks {
         connected: &|_| Ok(()),
-        disks: Some(disks),
+        disks,
     };
     let (refused, _) = end_of("pre-switchover", true, 100, &checks(refused));
     assert_eq!(refused, "disk d has persistent reservations");
