@@ -65,7 +65,8 @@ struct Poll {
 
 pub(crate) struct Polling {
     always: bool,
-    first: u64,
+    /// Minimum budget for the start of a poll.
+    enough: u64,
     look: u64,
     sleep: u64,
     disk_max: u64,
@@ -98,20 +99,17 @@ impl Polling {
         let first = ticks(FIRST_NS);
         let [rings_max, network_max, disk_max] =
             [rings, network, disk].map(|limit| limit_ticks(limit, clock));
-        let budget = ticks(BUDGET_NS)
-            .max(rings_max)
-            .max(network_max)
-            .max(disk_max);
+        let (budget, longest) = (ticks(BUDGET_NS), rings_max.max(network_max).max(disk_max));
         Polling {
             always: [rings, network, disk].contains(&PollLimit::Always),
-            first,
+            enough: longest.min(budget),
             look: ticks(LOOK_NS),
             sleep: ticks(SLEEP_NS),
             disk_max,
             rings: Window::new(rings_max, first),
             network: Window::new(network_max, first),
             disk_waits: DiskWaits::new(clock),
-            budget: Budget::new(budget),
+            budget: Budget::new(budget.max(longest)),
             cpu_demand: CpuDemand::new(clock),
             serves_rings: false,
             polls: None,
@@ -163,6 +161,9 @@ impl Polling {
     }
 
     /// Starts to poll for at most `wanted`, or continues.
+    ///
+    /// A poll starts only if the budget suffices for the longest one. Otherwise a poll that ends too early, or a short poll for
+    /// a disk, would use up each refill, and no poll would be long enough to find work.
     #[inline]
     fn poll(&mut self, now: Stamp, wanted: u64) -> Idle {
         let poll = match self.polls {
@@ -171,10 +172,11 @@ impl Polling {
                 if wanted == 0 || !self.cpu_demand.permits(now) {
                     return Idle::Sleep;
                 }
-                let most = wanted.min(self.budget.left(now.0));
-                if most < self.first.min(wanted) {
+                let left = self.budget.left(now.0);
+                if left < self.enough {
                     return Idle::Sleep;
                 }
+                let most = wanted.min(left);
                 *self.polls.insert(Poll { since: now, most })
             }
         };

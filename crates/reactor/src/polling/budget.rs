@@ -1,7 +1,7 @@
 //! Limit on the time that a worker polls without a result.
 
 /// Divisor of the elapsed time. The quotient may be polled without a result.
-const PART_OF_TIME: u64 = 16;
+const PART_OF_TIME: u64 = 64;
 /// Divisor of the time that was polled with success. The quotient may be polled without a result in addition.
 const PART_OF_FOUND: u64 = 2;
 
@@ -56,13 +56,13 @@ mod tests {
         let mut budget = Budget::new(1_000);
         assert_eq!(budget.left(0), 1_000);
         budget.wasted(900);
-        assert_eq!(budget.left(160), 110);
-        assert_eq!(budget.left(175), 110);
-        assert_eq!(budget.left(176), 111);
+        assert_eq!(budget.left(640), 110);
+        assert_eq!(budget.left(703), 110);
+        assert_eq!(budget.left(704), 111);
         budget.found(300);
-        assert_eq!(budget.left(176), 261);
+        assert_eq!(budget.left(704), 261);
         budget.wasted(5_000);
-        assert_eq!(budget.left(176), 0);
+        assert_eq!(budget.left(704), 0);
         assert_eq!(budget.left(u64::MAX), 1_000);
     }
 }
