@@ -28,7 +28,7 @@ pub(crate) struct DiskWaits {
     step_min: u64,
     step_max: u64,
     idle_max: u64,
-    /// Decaying sum of the waits for disks.
+    /// Decaying sum of the waits for disks, with the submissions before them.
     for_disks: u64,
     /// Decaying sum of the waits for clients before them.
     for_clients: u64,
@@ -36,6 +36,8 @@ pub(crate) struct DiskWaits {
     idle: u64,
     /// First quartile of the waits, in ticks.
     expected: u64,
+    /// Start of the iteration before the current wait. Its I/Os are submitted before the wait begins.
+    submitted: Option<Stamp>,
     /// Start of the current wait.
     began: Option<Stamp>,
 }
@@ -51,6 +53,7 @@ impl DiskWaits {
             for_clients: 0,
             idle: 0,
             expected: 0,
+            submitted: None,
             began: None,
         }
     }
@@ -73,6 +76,19 @@ impl DiskWaits {
         self.for_clients <= self.for_disks / CLIENTS_PART
     }
 
+    /// Records an iteration that began at `at` and left I/O in flight. The next `io_uring_enter` submits new I/Os, which can
+    /// take as long as a fast disk does.
+    #[inline]
+    pub(crate) fn submits(&mut self, at: Stamp) {
+        self.submitted = Some(at);
+    }
+
+    /// Restarts the current wait at the next call of [`DiskWaits::waited`].
+    #[inline]
+    pub(crate) fn begin_later(&mut self) {
+        self.began = None;
+    }
+
     /// Records that the worker only waits for a disk. Returns the duration of this wait so far, in ticks.
     #[inline]
     pub(crate) fn waited(&mut self, now: Stamp) -> u64 {
@@ -82,14 +98,16 @@ impl DiskWaits {
     /// Records that there is work, which ends a wait.
     #[inline]
     pub(crate) fn worked(&mut self, now: Stamp) {
+        let submitted = self.submitted.take();
         if let Some(began) = self.began.take() {
-            self.learn(now.since(began));
+            self.learn(now.since(began), now.since(submitted.unwrap_or(began)));
         }
     }
 
-    fn learn(&mut self, waited: u64) {
+    /// Learns from a wait and from its duration with the submission before it.
+    fn learn(&mut self, waited: u64, whole: u64) {
         let decayed = |sum: u64| sum - sum / SUM_PART;
-        self.for_disks = decayed(self.for_disks).saturating_add(waited);
+        self.for_disks = decayed(self.for_disks).saturating_add(whole);
         self.for_clients = decayed(self.for_clients) + std::mem::take(&mut self.idle);
         let is_like_others = (self.expected / 2..=self.expected * 2).contains(&waited);
         let step = if is_like_others {
@@ -176,6 +194,19 @@ mod tests {
                 .skip(16)
                 .all(|limit| limit)
         );
+    }
+
+    #[test]
+    fn submission_is_part_of_the_wait_for_a_disk() {
+        let mut waits = waits();
+        for _ in 0..100 {
+            waits.idled(17_000);
+            waits.submits(Stamp(0));
+            waits.waited(Stamp(18_000));
+            waits.worked(Stamp(43_000));
+        }
+        assert!(waits.limit_clients());
+        assert!(waits.expected() <= 25_000, "{}", waits.expected());
     }
 
     #[test]

@@ -155,6 +155,19 @@ impl Polling {
         self.disk_waits.worked(noticed);
     }
 
+    /// Records an iteration with work that began at `at` and left I/O of disks in flight.
+    #[inline]
+    pub(crate) fn submits(&mut self, at: Stamp) {
+        self.disk_waits.submits(at);
+    }
+
+    /// Restarts polling for a disk at the next call of [`Polling::waits_for_disk`].
+    #[inline]
+    pub(crate) fn begin_later(&mut self) {
+        self.polls = None;
+        self.disk_waits.begin_later();
+    }
+
     /// Returns true if the worker polls after work.
     pub(crate) fn is_on(&self) -> bool {
         self.always || (self.window().now() > 0 && !self.cpu_demand.is_suspended())

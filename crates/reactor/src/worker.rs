@@ -555,6 +555,9 @@ impl Worker {
         self.polling.serves(!self.marked.hot.is_empty());
         if worked {
             self.polling.worked(noticed);
+            if self.io.pending > 0 {
+                self.polling.submits(noticed);
+            }
             if self.polling.is_on() {
                 return Wait::No;
             }
@@ -567,7 +570,7 @@ impl Worker {
         // The duration of an empty iteration is negligible.
         let now = if worked { self.io.now() } else { noticed };
         if self.io.pending > 0 {
-            return self.wait_for_disk(now);
+            return self.wait_for_disk(now, worked);
         }
         if self.polling.idle(now) == Idle::Poll {
             return self.poll(now);
@@ -607,10 +610,14 @@ impl Worker {
 
     /// Chooses the wait for a disk. Hot sources stay hot: they are polled without a kick when the disk has completed.
     #[inline]
-    fn wait_for_disk(&mut self, now: Stamp) -> Wait {
+    fn wait_for_disk(&mut self, now: Stamp, worked: bool) -> Wait {
         // A timer starts the I/Os that wait for limits, so polling does not make them faster.
         let pending = self.io.pending.saturating_sub(self.io.limited.get());
         if self.polling.waits_for_disk(pending, now) == Idle::Poll {
+            if worked {
+                // The next iteration submits the I/Os before it polls.
+                self.polling.begin_later();
+            }
             return self.poll(now);
         }
         self.sleeps_hot = true;

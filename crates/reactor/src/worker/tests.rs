@@ -201,6 +201,26 @@ fn deferred_work_of_a_source_is_done_before_sleep_and_end() {
 }
 
 #[test]
+fn polling_for_a_disk_begins_after_the_submission() {
+    let (mut worker, _) = worker_that_waits();
+    for _ in 0..4 {
+        worker.polling.serves(true);
+        worker.polling.sleeping(Stamp(0));
+        worker.polling.woke(Stamp(1_000_000));
+    }
+    assert!(!worker.polling.is_on(), "the window for clients is closed");
+    worker.io.pending = 1;
+    assert_eq!(worker.next_wait(true, Stamp(0)), Wait::No);
+    // The submission took 15 us.
+    assert_eq!(
+        worker.next_wait(false, Stamp(15_000)),
+        Wait::No,
+        "it looks for requests"
+    );
+    assert_eq!(worker.next_wait(false, Stamp(18_000)), Wait::Until(None));
+}
+
+#[test]
 fn disk_latency_does_not_affect_the_client_window() {
     let (mut worker, seen) = worker_that_waits();
     worker.io.pending = 1;
