@@ -2,10 +2,12 @@
 //!
 //! One iteration: submit the queued operations and reap (at most one io_uring_enter), process kicks and messages, pass
 //! finished I/Os to their sources, drain every hot source, publish every touched one. A source is *hot* while it is polled.
-//! A worker without work arms its hot sources and sleeps in io_uring.
+//! A worker without work arms its hot sources and sleeps in io_uring. After a sleep for a disk they are still hot, except
+//! those that have been quiet.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
+use std::time::Duration;
 
 use bdev::{Disk, Finished};
 use latency::{Clock, Stamp};
@@ -47,9 +49,19 @@ struct SourceSlot {
     id: SourceId,
     source: Box<dyn Source>,
     hot: bool,
+    /// Start of the last iteration that drained the source.
+    drained_at: Stamp,
     touched: bool,
     watch: Option<(WatchId, Owner)>,
     stopped: Option<Stopped>,
+}
+
+impl SourceSlot {
+    /// Returns true if no request is expected soon, and a kick announces the next one.
+    #[inline]
+    fn is_quiet(&self, now: Stamp, quiet: u64) -> bool {
+        now.since(self.drained_at) > quiet && self.watch.is_some() && self.source.in_flight() == 0
+    }
 }
 
 /// Sources that the worker visits in an iteration.
@@ -76,6 +88,8 @@ pub struct Worker {
     time_use: TimeUse,
     /// The worker sleeps for a disk: hot sources have notifications enabled, which must be disabled again.
     sleeps_hot: bool,
+    /// [`QUIET`] in ticks.
+    quiet: u64,
     ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -100,6 +114,9 @@ fn find(slots: &mut [Option<SourceSlot>], id: SourceId) -> Option<&mut SourceSlo
 
 /// Initial capacity for the completions and I/Os of one iteration.
 const BATCH: usize = 1024;
+
+/// Time without requests after which a hot source becomes cold when the worker sleeps for a disk.
+const QUIET: Duration = Duration::from_millis(1);
 
 impl Worker {
     pub(crate) fn new(
@@ -128,6 +145,7 @@ impl Worker {
             run_delay: RunDelayReader::open(),
             time_use: TimeUse::new(&clock),
             sleeps_hot: false,
+            quiet: clock.ticks(QUIET),
             ledger,
             completions: Vec::with_capacity(BATCH),
             finished: Vec::with_capacity(BATCH),
@@ -221,6 +239,7 @@ impl Worker {
             id,
             source,
             hot: false,
+            drained_at: Stamp(0),
             touched: false,
             watch: None,
             stopped: None,
@@ -455,6 +474,7 @@ impl Worker {
                 continue;
             };
             if slot.source.ready(noticed) {
+                slot.drained_at = noticed;
                 slot.source.drain(&mut self.io, noticed);
                 worked = true;
                 self.touch(id);
@@ -608,7 +628,8 @@ impl Worker {
         Wait::No
     }
 
-    /// Chooses the wait for a disk. Hot sources stay hot: they are polled without a kick when the disk has completed.
+    /// Chooses the wait for a disk. Hot sources stay hot, except quiet ones: they are polled without a kick when the disk has
+    /// completed.
     #[inline]
     fn wait_for_disk(&mut self, now: Stamp, worked: bool) -> Wait {
         // A timer starts the I/Os that wait for limits, so polling does not make them faster.
@@ -624,8 +645,22 @@ impl Worker {
         if self.arm_hot() {
             return Wait::No;
         }
+        self.cool_quiet(now);
         self.polling.sleeping_for_disk(now);
         self.sleep(now)
+    }
+
+    /// Makes quiet sources cold after [`Worker::arm_hot`] has enabled their notifications. Otherwise each sleep for a disk
+    /// would enable and disable these again. A kick makes a source hot.
+    fn cool_quiet(&mut self, now: Stamp) {
+        let (slots, quiet) = (&mut self.slots, self.quiet);
+        self.marked.hot.retain(|id| {
+            let Some(Some(slot)) = slots.get_mut(id.index() as usize) else {
+                return true;
+            };
+            slot.hot = !slot.is_quiet(now, quiet);
+            slot.hot
+        });
     }
 
     /// Enables notifications of hot sources. Returns true if work arrived in the meantime.

@@ -22,6 +22,7 @@ struct Seen {
     /// Work arrives while the source is armed.
     races: bool,
     is_connection: bool,
+    in_flight: usize,
 }
 
 struct Client(Rc<RefCell<Seen>>, Option<RingFd>);
@@ -47,7 +48,7 @@ impl Source for Client {
         self.0.borrow_mut().disarmed += 1;
     }
     fn in_flight(&self) -> usize {
-        0
+        self.0.borrow().in_flight
     }
     fn kick(&self) -> Option<RingFd> {
         self.1.clone()
@@ -246,6 +247,31 @@ fn worker_does_not_sleep_if_work_arrives() {
     let before = seen.borrow().disarmed;
     worker.iterate(Wait::No);
     assert_eq!(seen.borrow().disarmed, before + 1);
+}
+
+#[test]
+fn quiet_source_is_armed_once_until_its_next_kick() {
+    let fd = eventfd(0, EventfdFlags::NONBLOCK).unwrap();
+    let (mut worker, seen) = worker_with(Some(RingFd::from(fd.try_clone().unwrap())));
+    let sleep_for_disk = |worker: &mut Worker, at| {
+        worker.iterate(Wait::No);
+        worker.io.pending = 1;
+        worker.next_wait(true, Stamp(at));
+        worker.next_wait(false, Stamp(at + 1_000));
+        let wait = worker.next_wait(false, Stamp(at + 4_000));
+        assert_eq!(wait, Wait::Until(None));
+        seen.borrow().armed
+    };
+    seen.borrow_mut().in_flight = 1;
+    assert_eq!(sleep_for_disk(&mut worker, 0), 1);
+    assert_eq!(sleep_for_disk(&mut worker, 2_000_000), 2);
+    seen.borrow_mut().in_flight = 0;
+    for at in [4_000_000, 6_000_000, 8_000_000] {
+        assert_eq!(sleep_for_disk(&mut worker, at), 3);
+    }
+    rustix::io::write(&fd, &1u64.to_ne_bytes()).unwrap();
+    worker.iterate(Wait::Until(Some(std::time::Duration::from_secs(60))));
+    assert_eq!(sleep_for_disk(&mut worker, 10_000_000), 4);
 }
 
 #[test]
