@@ -291,7 +291,7 @@ impl Connection {
                     }
                     let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut part, tag)
                     else {
-                        slot.stage = Stage::Data;
+                        self.slots.begin_io(index, Stage::Data);
                         return Progress::Pending;
                     };
                     self.memory.buffers.give_shell(part);
@@ -301,7 +301,7 @@ impl Connection {
                     slot.touched = true;
                     let Submission::Done(outcome) = io.submit(job.disk, &job.io, &mut buffer, tag)
                     else {
-                        slot.stage = Stage::Scratch;
+                        self.slots.begin_io(index, Stage::Scratch);
                         return Progress::Pending;
                     };
                     if matches!(slot.client, Client::Background(_)) {
@@ -363,8 +363,8 @@ impl Connection {
     ) {
         let id = self.measurement.probe_id(index);
         probes::reaped(|| std::iter::once(id));
+        let stage = self.slots.end_io(index);
         let slot = self.slots.get(index);
-        let stage = std::mem::replace(&mut slot.stage, Stage::Started);
         match slot.client {
             Client::Aborted(_) => return self.release(index),
             Client::Background(_) => {

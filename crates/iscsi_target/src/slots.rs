@@ -156,6 +156,8 @@ pub(crate) struct Slots {
     free: Vec<u32>,
     /// Slots by index of the iSCSI task.
     by_task: Vec<u32>,
+    /// Number of slots with an I/O in flight.
+    busy: usize,
 }
 
 impl Slots {
@@ -246,6 +248,20 @@ impl Slots {
         self.slots.iter_mut().find(|slot| is_it(slot))
     }
 
+    /// Records that an I/O of a command is in flight; `stage` is [`Stage::Data`] or [`Stage::Scratch`].
+    #[inline]
+    pub fn begin_io(&mut self, index: u32, stage: Stage) {
+        self.slots[index as usize].stage = stage;
+        self.busy += 1;
+    }
+
+    /// Records the end of an I/O. Returns the stage during the I/O.
+    #[inline]
+    pub fn end_io(&mut self, index: u32) -> Stage {
+        self.busy -= 1;
+        std::mem::replace(&mut self.slots[index as usize].stage, Stage::Started)
+    }
+
     /// Returns the indices of the slots in use.
     pub fn used(&self) -> impl Iterator<Item = u32> {
         let all = self.slots.iter().enumerate();
@@ -253,7 +269,38 @@ impl Slots {
             .map(|(index, _)| index as u32)
     }
 
+    /// Returns the number of slots with an I/O in flight, without a visit to each slot.
+    #[inline]
     pub fn busy(&self) -> usize {
+        debug_assert_eq!(self.busy, self.count_busy());
+        self.busy
+    }
+
+    fn count_busy(&self) -> usize {
         self.slots.iter().filter(|slot| slot.is_busy()).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slots_with_io_in_flight_are_counted() {
+        let mut slots = Slots::default();
+        slots.slots.resize_with(8, ConnectionSlot::default);
+        let mut random = fastrand::Rng::with_seed(9);
+        for _ in 0..1_000 {
+            let index = random.u32(..8);
+            let io = [Stage::Data, Stage::Scratch][random.usize(..2)];
+            let stage = slots.get(index).stage;
+            match stage {
+                Stage::Free => slots.get(index).stage = Stage::Started,
+                Stage::Data | Stage::Scratch => assert_eq!(slots.end_io(index), stage),
+                _ if random.bool() => drop(slots.free(index)),
+                _ => slots.begin_io(index, io),
+            }
+            assert_eq!(slots.busy(), slots.count_busy());
+        }
     }
 }
