@@ -2,6 +2,9 @@
 //!
 //! The worker uses the estimate to choose between polling and sleeping. The estimate follows the shorter waits, for any
 //! cause, so that a worker keeps polling where work arrives quickly. Measurements: `docs/performance.md`.
+//!
+//! A sleep makes the wait for a disk longer and, if clients send at a fixed rate, their part shorter. Disks then seem to limit
+//! the clients until the worker polls. Such a trial is repeated after a number of waits, which doubles.
 
 use std::time::Duration;
 
@@ -24,6 +27,12 @@ const CLIENTS_PART: u64 = 2;
 /// Limit on an idle time in the sum, in nanoseconds: a pause does not predict the next idle time.
 const IDLE_MAX_NS: u64 = 100_000;
 
+/// Minimum number of waits until disks are assumed to limit the clients again: the first and the largest.
+const REST_FIRST: u32 = 16;
+const REST_MAX: u32 = 256;
+/// If disks limit the clients for fewer waits than this, the next rest is twice as long.
+const TRIAL: u32 = 32;
+
 pub(crate) struct DiskWaits {
     step_min: u64,
     step_max: u64,
@@ -34,6 +43,12 @@ pub(crate) struct DiskWaits {
     for_clients: u64,
     /// Wait for clients since the last wait for a disk.
     idle: u64,
+    /// Disks limit the clients.
+    limits: bool,
+    /// Number of waits since the last change of `limits`.
+    unchanged: u32,
+    /// Duration of the rest, in waits.
+    rest: u32,
     /// First quartile of the waits, in ticks.
     expected: u64,
     /// Start of the iteration before the current wait. Its I/Os are submitted before the wait begins.
@@ -52,6 +67,9 @@ impl DiskWaits {
             for_disks: 0,
             for_clients: 0,
             idle: 0,
+            limits: true,
+            unchanged: TRIAL,
+            rest: REST_FIRST,
             expected: 0,
             submitted: None,
             began: None,
@@ -73,7 +91,24 @@ impl DiskWaits {
     /// Returns true if clients send the next request soon after a response, so that faster disks would mean more requests.
     #[inline]
     pub(crate) fn limit_clients(&self) -> bool {
-        self.for_clients <= self.for_disks / CLIENTS_PART
+        self.limits
+    }
+
+    /// Decides whether disks limit the clients, after a wait.
+    #[inline]
+    fn compare(&mut self) {
+        self.unchanged = self.unchanged.saturating_add(1);
+        let limits = self.for_clients <= self.for_disks / CLIENTS_PART;
+        if limits == self.limits || (limits && self.unchanged < self.rest) {
+            return;
+        }
+        if self.limits {
+            self.rest = match self.unchanged {
+                ..TRIAL => (self.rest * 2).min(REST_MAX),
+                _ => REST_FIRST,
+            };
+        }
+        (self.limits, self.unchanged) = (limits, 0);
     }
 
     /// Records an iteration that began at `at` and left I/O in flight. The next `io_uring_enter` submits new I/Os, which can
@@ -109,6 +144,7 @@ impl DiskWaits {
         let decayed = |sum: u64| sum - sum / SUM_PART;
         self.for_disks = decayed(self.for_disks).saturating_add(whole);
         self.for_clients = decayed(self.for_clients) + std::mem::take(&mut self.idle);
+        self.compare();
         let is_like_others = (self.expected / 2..=self.expected * 2).contains(&waited);
         let step = if is_like_others {
             self.step_min
@@ -194,6 +230,25 @@ mod tests {
                 .skip(16)
                 .all(|limit| limit)
         );
+    }
+
+    /// 10,000 requests a second are offered to a disk that takes 43 us, or 70 us with a sleep.
+    #[test]
+    fn sleeps_do_not_make_a_disk_limit_the_clients() {
+        let mut waits = waits();
+        let polled = (0..10_000).filter(|_| {
+            let polls = waits.limit_clients();
+            let [idle, ns] = if polls {
+                [55_000, 43_000]
+            } else {
+                [28_000, 70_000]
+            };
+            waits.idled(idle);
+            wait(&mut waits, ns);
+            polls
+        });
+        let polled = polled.count();
+        assert!((10..1_000).contains(&polled), "{polled} of 10,000");
     }
 
     #[test]
