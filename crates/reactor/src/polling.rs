@@ -102,7 +102,7 @@ impl Polling {
         let (budget, longest) = (ticks(BUDGET_NS), rings_max.max(network_max).max(disk_max));
         Polling {
             always: [rings, network, disk].contains(&PollLimit::Always),
-            enough: longest.min(budget),
+            enough: longest.min(budget / 2),
             look: ticks(LOOK_NS),
             sleep: ticks(SLEEP_NS),
             disk_max,
