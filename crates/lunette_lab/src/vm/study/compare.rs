@@ -17,6 +17,7 @@ use vm::Accelerator;
 
 use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
+use super::kernel_target::{VHOST_SCSI, leave_out};
 use super::matrix::check_drivers;
 use super::report::{
     Class, caution, fill_page, interrupted, json, notes, run_cautions, text, too_few, turns,
@@ -98,8 +99,9 @@ pub struct CompareArguments {
     /// Measure only the host and variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     ways: Vec<String>,
-    /// Also measure disks without virtio, by QEMU: ide or ahci
-    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci"])]
+    /// Also measure disks without virtio, by QEMU: ide or ahci; and vhost-scsi, a target in the host's kernel (LIO), for root. vhost-scsi is
+    /// left out, with the reason, if the host lacks its module or the right
+    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci", VHOST_SCSI])]
     baseline: Vec<String>,
     /// Content of the disks
     #[command(flatten)]
@@ -164,9 +166,15 @@ fn ways(arguments: &CompareArguments, folder: &str) -> Vec<DiskRoute> {
     ];
     ways.extend(qemu.map(|(name, words)| way(name, Some(format!("{words},{backing}")))));
     let baselines = arguments.baseline.iter();
-    ways.extend(baselines.map(|via| {
-        let words = format!("blk:1,via={via},{backing}");
-        way(&format!("QEMU {via}"), Some(words))
+    ways.extend(baselines.map(|via| match via.as_str() {
+        VHOST_SCSI => {
+            let variant = way("LIO vhost-scsi", None).variant;
+            DiskRoute::of_kernel(variant, folder, 1, "")
+        }
+        via => {
+            let words = format!("blk:1,via={via},{backing}");
+            way(&format!("QEMU {via}"), Some(words))
+        }
     }));
     let is_wanted = |way: &DiskRoute| {
         let mut words = arguments.ways.iter();
@@ -231,18 +239,22 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
     if let Some(control) = &arguments.control {
         guest.extend(["--control".to_owned(), control.display().to_string()]);
     }
-    let setup = Setup {
+    let mut setups = vec![Setup {
         name: "guest".to_owned(),
         options: Vec::new(),
         ways: ways(arguments, &folder.display().to_string()),
-    };
-    if setup.ways.len() < 2 {
+    }];
+    let left_out = leave_out(&mut setups, vm::vhost_scsi::check_host);
+    if setups.iter().all(|setup| setup.ways.len() < 2) {
+        if let Some(left_out) = left_out {
+            return Err(Failure::because(left_out));
+        }
         return Err(Failure::mistake(
             "--ways: no variant has one of these words in its name; hint: --ways Lunette",
         ));
     }
     Ok(Study {
-        setups: vec![setup],
+        setups,
         cases: cases(arguments),
         turns: arguments.turns,
         until_sure: arguments.until_sure,
@@ -253,6 +265,7 @@ fn study(arguments: &CompareArguments) -> Result<Study, Failure> {
         size,
         content: arguments.content,
         devices: Vec::new(),
+        left_out,
     })
 }
 
@@ -306,6 +319,7 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let has_mistake = of_each.contains(&Some(Class::Mistake));
     let mut cautions: Vec<String> = too_few(&report).into_iter().collect();
     cautions.extend(run_cautions(&report));
+    cautions.extend(study.left_out.clone());
     cautions.extend(caution(accelerator).map(str::to_owned));
     if arguments.preset.is_some() {
         cautions.push(HOST_FILES.to_owned());
@@ -322,6 +336,9 @@ pub fn run(arguments: &CompareArguments) -> Outcome {
     let mut stdout = cli_common::stdout();
     let mut document = json(&report, &results.header, Some(HOST));
     add_classes(&mut document, is_kvm);
+    if let Some(left_out) = &study.left_out {
+        document["left_out"] = left_out.clone().into();
+    }
     write_json(&study.folder, &document).map_err(failed)?;
     if arguments.json {
         return Ok(writeln!(stdout, "{document:#}")?);

@@ -15,6 +15,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
+use vm::vhost_scsi::Target;
 
 use super::content::Content;
 use super::guest::{Planned, StudyGuest};
@@ -41,6 +42,8 @@ pub struct Study {
     pub content: Content,
     /// Block devices that are the disks; empty: files, memory, or disks of a daemon.
     pub devices: Vec<PathBuf>,
+    /// A series that this host cannot serve, with the reason.
+    pub left_out: Option<String>,
 }
 
 impl Study {
@@ -77,6 +80,9 @@ impl Study {
             "{} contains the runs of another study; hint: give another --folder, or remove it",
             path.display()
         );
+        if let Some(left_out) = &self.left_out {
+            print_line(left_out);
+        }
         if !results.runs.is_empty() {
             print_line(&format_args!(
                 "{} runs already measured",
@@ -115,6 +121,8 @@ impl Study {
 /// A running guest and the files of its disks.
 pub struct GuestRig {
     guest: StudyGuest,
+    /// Targets in the host's kernel, which are removed after the end of the guest and before their files.
+    targets: Vec<Target>,
     files: DiskFiles,
 }
 
@@ -127,10 +135,15 @@ impl DiskFiles {
     pub fn create(planned: &Planned, content: Content) -> Result<DiskFiles> {
         let mut files = DiskFiles::default();
         for (file, size) in planned.files() {
-            files.0.push(file.clone());
-            content.file(&file, size)?;
+            files.add(&file, size, content)?;
         }
         Ok(files)
+    }
+
+    /// Creates a file.
+    pub fn add(&mut self, file: &Path, size: u64, content: Content) -> Result<()> {
+        self.0.push(file.to_owned());
+        content.file(file, size)
     }
 }
 
@@ -160,7 +173,8 @@ impl Subject for Study {
         let setup = &self.setups[group];
         let name = format!("study-{}", std::process::id());
         let planned = Planned::new(setup, &name, &self.guest)?;
-        let files = DiskFiles::create(&planned, self.content)?;
+        let mut files = DiskFiles::create(&planned, self.content)?;
+        let targets = self.targets(setup, &mut files)?;
         let guest = planned.start(setup, &name, &self.folder.join(GUEST_LOG))?;
         // Results are comparable only on comparable hosts.
         results.begin(
@@ -179,7 +193,11 @@ impl Subject for Study {
                 self.content.in_guest(&guest, disks)?;
             }
         }
-        Ok(GuestRig { guest, files })
+        Ok(GuestRig {
+            guest,
+            targets,
+            files,
+        })
     }
 
     fn measure(&self, rig: &GuestRig, position: Position) -> Result<Run> {
@@ -215,6 +233,7 @@ impl Subject for Study {
 
     fn end(&self, rig: GuestRig) -> Result<()> {
         let ended = rig.guest.end();
+        drop(rig.targets);
         drop(rig.files);
         ended
     }

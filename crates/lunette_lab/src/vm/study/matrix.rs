@@ -16,6 +16,7 @@ use cli_common::{Failure, Outcome, print_line};
 
 use super::content::Content;
 use super::engine::{Study, accelerator, on_file_system, study_folder, turn_time};
+use super::kernel_target::{VHOST_SCSI, leave_out};
 use super::report::{
     caution, fill_page, interrupted, json, notes, run_cautions, text, too_few, write_json,
 };
@@ -53,8 +54,9 @@ pub struct MatrixArguments {
     /// Measure only variants with one of these words in their name
     #[arg(long, value_name = "WORD,WORD", value_delimiter = ',')]
     pub(super) series: Vec<String>,
-    /// Also measure disks without virtio, by QEMU in its main loop: ide (at most 4 disks) or ahci. Needs 0 in --threads
-    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci"])]
+    /// Also measure disks without virtio, by QEMU in its main loop: ide (at most 4 disks) or ahci; and vhost-scsi, a target in the host's
+    /// kernel (LIO), for root. vhost-scsi is left out, with the reason, if the host lacks its module or the right. Needs 0 in --threads
+    #[arg(long, value_name = "DEVICE,DEVICE", value_delimiter = ',', value_parser = ["ide", "ahci", VHOST_SCSI])]
     pub(super) baseline: Vec<String>,
     /// Numbers of request queues of each device; each number is a separate variant [default: one per virtual CPU]
     #[arg(long, value_name = "N,N", value_delimiter = ',')]
@@ -190,7 +192,7 @@ fn check_baselines(arguments: &MatrixArguments) -> Result<(), Failure> {
     let (words, disks) = (&arguments.baseline, arguments.disks);
     if !words.is_empty() && !arguments.threads.contains(&0) {
         return Err(Failure::mistake(
-            "--baseline: QEMU runs ATA disks in its main loop; hint: --threads 0,1",
+            "--baseline: these disks have neither workers nor iothreads, and are measured with 0 threads; hint: --threads 0,1",
         ));
     }
     match words.iter().any(|word| word == "ide") && disks > 4 {
@@ -250,8 +252,12 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
     let size =
         parse_bytes(&arguments.size).map_err(|why| Failure::mistake(format!("--size: {why}")))?;
     let threads = threads(arguments);
-    let setups = setups(arguments, &threads, &folder.display().to_string());
+    let mut setups = setups(arguments, &threads, &folder.display().to_string());
+    let left_out = leave_out(&mut setups, vm::vhost_scsi::check_host);
     if setups.is_empty() {
+        if let Some(left_out) = left_out {
+            return Err(Failure::because(left_out));
+        }
         return Err(Failure::mistake(
             "--series: no variant has one of these words in its name; hint: --series Lunette",
         ));
@@ -279,6 +285,7 @@ fn study(arguments: &MatrixArguments) -> Result<Study, Failure> {
         size,
         content: arguments.content,
         devices: arguments.block.clone(),
+        left_out,
     })
 }
 
@@ -398,6 +405,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
         None => (findings(&report), advice(&report)),
     };
     let mut cautions = run_cautions(&report);
+    cautions.extend(study.left_out.clone());
     cautions.extend(caution(accelerator).map(str::to_owned));
     let mut page = Page {
         title: match &arguments.job {
@@ -420,6 +428,9 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     let page = write_file(&study.folder, "report.html", page.html().as_bytes()).map_err(failed)?;
     let mut document = json(&report, &results.header, None);
     document["advice"] = advice.clone().into();
+    if let Some(left_out) = &study.left_out {
+        document["left_out"] = left_out.clone().into();
+    }
     write_json(&study.folder, &document).map_err(failed)?;
     let mut stdout = cli_common::stdout();
     if arguments.json {

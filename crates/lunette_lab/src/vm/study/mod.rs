@@ -7,6 +7,7 @@ pub mod compare;
 pub mod content;
 pub mod engine;
 pub mod guest;
+mod kernel_target;
 pub mod matrix;
 pub mod report;
 mod results;
@@ -30,6 +31,8 @@ pub struct DiskRoute {
     /// Words of its topology; `None`: the host, without a guest.
     pub words: Option<String>,
     pub disks: u32,
+    /// Target in the host's kernel that the study creates for it.
+    pub wwpn: Option<String>,
 }
 
 impl DiskRoute {
@@ -40,6 +43,7 @@ impl DiskRoute {
             variant: Variant { name, settings },
             words,
             disks,
+            wwpn: None,
         }
     }
 }

@@ -2,6 +2,7 @@
 
 use bench::study::Variant;
 
+use super::kernel_target::VHOST_SCSI;
 use super::matrix::MatrixArguments;
 use super::{DiskRoute, Setup};
 
@@ -99,8 +100,12 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
         }
     }
     if guest.threads == 0 && guest.is_first(arguments) {
-        let baselines = arguments.baseline.iter();
-        ways.extend(baselines.map(|via| guest.baseline(arguments, via, theirs)));
+        for via in &arguments.baseline {
+            match via.as_str() {
+                VHOST_SCSI => ways.extend(kernel_targets(guest, arguments, folder)),
+                via => ways.push(guest.baseline(arguments, via, theirs)),
+            }
+        }
     }
     let is_wanted = |way: &DiskRoute| {
         arguments.series.is_empty()
@@ -111,6 +116,19 @@ fn ways_of(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<
     };
     ways.retain(is_wanted);
     ways
+}
+
+/// Returns the disks of targets in the host's kernel, which are logical units of one controller.
+fn kernel_targets(guest: &Guest<'_>, arguments: &MatrixArguments, folder: &str) -> Vec<DiskRoute> {
+    let shapes = device_shapes(arguments).into_iter();
+    let route = |shape: Shape| {
+        let variant = Variant {
+            name: format!("LIO vhost-scsi, kernel threads{}", shape.name),
+            settings: guest.settings("LIO", "scsi LUNs", &shape),
+        };
+        DiskRoute::of_kernel(variant, folder, arguments.disks, &shape.words)
+    };
+    shapes.map(route).collect()
 }
 
 impl Guest<'_> {
@@ -155,6 +173,7 @@ impl Guest<'_> {
             variant: Variant { name, settings },
             words: Some(words),
             disks: arguments.disks,
+            wwpn: None,
         }
     }
 
@@ -178,6 +197,7 @@ impl Guest<'_> {
             },
             words: Some(format!("blk:{},via={via},{backing}", arguments.disks)),
             disks: arguments.disks,
+            wwpn: None,
         }
     }
 
@@ -212,6 +232,7 @@ impl Guest<'_> {
             variant: Variant { name, settings },
             words: Some(format!("{words},{via},{backing}")),
             disks: arguments.disks,
+            wwpn: None,
         })
     }
 }
