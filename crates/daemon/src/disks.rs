@@ -8,6 +8,7 @@ use bdev::{BlockDevice, Disk, DiskOptions, ImageFormat, OpenError, RateLimits};
 use block::Identity;
 use scsi::Store;
 
+use crate::bitmaps::{FileStamp, OpenedStamps};
 use crate::block_devices;
 use crate::identities::{self, Claim, Identities, Unwritten};
 use crate::objects::ToClose;
@@ -21,6 +22,7 @@ pub struct OpenDevice {
     device: Option<Arc<dyn BlockDevice>>,
     /// Identity on the medium, or the reason why it is unusable; `None` without a medium.
     claim: Option<Result<Claim, String>>,
+    stamps: OpenedStamps,
 }
 
 impl OpenDevice {
@@ -30,11 +32,20 @@ impl OpenDevice {
     /// The reason and a hint.
     pub(crate) fn open(config: &DiskConfig, store: &dyn Store) -> Result<OpenDevice, OpenError> {
         let known = unit_records::load(config, store)?;
+        let stamp = || FileStamp::of(&block_devices::files_of(&config.backend));
+        let before = stamp();
         let device = block_devices::open_known(config, known.clone())?;
         unit_records::check(config, &known, &*device)?;
         let claim = identities::claim(&config.name, &*device, store);
         let device = Some(device);
-        Ok(OpenDevice { device, claim })
+        Ok(OpenDevice {
+            device,
+            claim,
+            stamps: OpenedStamps {
+                before,
+                after: stamp(),
+            },
+        })
     }
 }
 
@@ -51,11 +62,19 @@ pub type Attempt = (DiskConfig, Result<OpenDevice, OpenError>);
 
 pub type Devices = HashMap<String, Attempt>;
 
+/// A disk that was opened.
+struct Opened {
+    disk: Arc<Disk>,
+    claim: Claim,
+    /// Place of its storage.
+    place: String,
+    stamps: OpenedStamps,
+}
+
 /// Result of opening several disks.
 #[derive(Default)]
 pub(crate) struct Opening {
-    /// Disks with the places of their storage.
-    opened: Vec<(Arc<Disk>, Claim, String)>,
+    opened: Vec<Opened>,
     /// Names of disks that cannot be opened, with the reason.
     pub failed: Vec<(String, String)>,
     /// Devices that no disk has.
@@ -66,8 +85,13 @@ impl Opening {
     pub fn disks(&self) -> Disks {
         let disks = self.opened.iter();
         disks
-            .map(|(disk, ..)| (disk.name().to_owned(), disk.clone()))
+            .map(|one| (one.disk.name().to_owned(), one.disk.clone()))
             .collect()
+    }
+
+    /// Returns the disks with the states of their files.
+    pub fn stamped(&self) -> impl Iterator<Item = (&Arc<Disk>, &OpenedStamps)> {
+        self.opened.iter().map(|one| (&one.disk, &one.stamps))
     }
 
     pub fn reasons(&self) -> Vec<String> {
@@ -80,8 +104,10 @@ impl Opening {
     /// Returns the identities to write, each with the place of its storage.
     pub fn unwritten(&self) -> Vec<(String, Unwritten)> {
         let opened = self.opened.iter();
-        let unwritten = opened
-            .filter_map(|(disk, claim, place)| Some((place.clone(), Unwritten::of(disk, claim)?)));
+        let unwritten = opened.filter_map(|one| {
+            let unwritten = Unwritten::of(&one.disk, &one.claim)?;
+            Some((one.place.clone(), unwritten))
+        });
         unwritten.collect()
     }
 }
@@ -113,7 +139,7 @@ pub(crate) fn open_all<'a>(
                     Ok(claim) => {
                         if let Some(device) = opened.device.take() {
                             claims.push((config, claim));
-                            devices.push(device);
+                            devices.push((device, std::mem::take(&mut opened.stamps)));
                         }
                     }
                     Err(reason) => {
@@ -131,7 +157,7 @@ pub(crate) fn open_all<'a>(
     identities::resolve_conflicts(&mut claims, known, &mut refused);
     let names: HashSet<String> = refused.iter().map(|(name, _)| name.clone()).collect();
     opening.failed.extend(refused);
-    for (device, (config, claim)) in devices.into_iter().zip(claims) {
+    for ((device, stamps), (config, claim)) in devices.into_iter().zip(claims) {
         if names.contains(&config.name) {
             opening.discarded.push(ToClose::Refused(device));
             continue;
@@ -139,7 +165,12 @@ pub(crate) fn open_all<'a>(
         match open(config, claim.identity, device.clone()) {
             Ok(disk) => {
                 let place = config.backend.blocking_storage().unwrap_or_default();
-                opening.opened.push((Arc::new(disk), claim, place));
+                opening.opened.push(Opened {
+                    disk: Arc::new(disk),
+                    claim,
+                    place,
+                    stamps,
+                });
             }
             Err(error) => {
                 opening.discarded.push(ToClose::Refused(device));

@@ -60,6 +60,43 @@ fn failed_start_reports_all_reasons_and_cleans_up() {
 }
 
 #[test]
+fn writes_after_a_failed_start_are_detected() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("d0.raw");
+    std::fs::write(&file, vec![0; 1 << 20]).unwrap();
+    let start_with = |export: &str| {
+        let mut config = config(folder.path(), &["d0=file:@d0.raw"], &[export]);
+        config.state = Some(folder.path().join("state"));
+        start(config, StartOptions::default())
+    };
+    let broken = || {
+        let running = start_with("d0:@d0.sock").unwrap();
+        let bitmaps = running.overview.bitmaps.of("d0");
+        bitmaps[0].broken.clone()
+    };
+    let fail = || drop(start_with("d0:@d0.raw").map(drop).unwrap_err());
+    let running = start_with("d0:@d0.sock").unwrap();
+    let disk = Arc::clone(&running.overview.live().disks["d0"]);
+    let bitmaps = &running.overview.bitmaps;
+    let begun = bitmaps.begin(&disk).unwrap();
+    bitmaps.record_in("d0", &begun);
+    let last = crate::bitmaps::Last {
+        target: serde_json::Value::Null,
+        shown: String::new(),
+        at: 1,
+        identity: None,
+    };
+    bitmaps.complete("d0", "daily", &begun, last).unwrap();
+    drop((disk, running));
+    // The socket's path is a file.
+    fail();
+    assert_eq!(broken(), None);
+    fail();
+    std::fs::write(&file, vec![1; 1 << 20]).unwrap();
+    assert!(broken().unwrap().contains("not served"));
+}
+
+#[test]
 fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
     let folder = tempfile::tempdir().unwrap();
     let exports = ["d0:@good.sock", "d1:@later/1.sock"];

@@ -4,10 +4,10 @@
 //! At its end a backup starts new bits in a file of their own, while the old bits still record. The record then marks the backup as
 //! complete. A kill in between leaves one file with all changes since its backup.
 //!
-//! Bits survive a killed daemon in the page cache, but not a system crash. Writes to a disk that is not served are in no bitmap. In both
-//! cases the bitmap is reported as broken and the next backup copies everything. An unusable record has this effect on all bitmaps of its
-//! disk. It stays until the next backup with a bitmap is complete or until it is reset. The bits of a closed disk are checked against a
-//! checksum.
+//! Bits survive a killed daemon in the page cache, but not a system crash. Writes to a disk that is not served are in no bitmap: each opening
+//! compares the state of the disk's files with the state when they were last closed. In both cases the bitmap is reported as broken and the
+//! next backup copies everything. An unusable record has this effect on all bitmaps of its disk. It stays until the next backup with a bitmap
+//! is complete or until it is reset. The bits of a closed disk are checked against a checksum.
 
 mod record;
 
@@ -21,12 +21,12 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bdev::{DirtyBitmap, Disk, Recorder};
 use control::objects::Bitmap as Body;
 
-use crate::disks::Disks;
 use crate::state;
 use crate::state_files::{self, DamagedFiles};
-use record::{Bitmap, FileStamp, Record};
+use record::{Bitmap, Record};
 
 pub use record::Last;
+pub(crate) use record::{FileStamp, OpenedStamps};
 
 const FOLDER: &str = "bitmaps";
 
@@ -72,6 +72,8 @@ struct OfDisk {
     disk: Weak<Disk>,
     recorder: Arc<Recorder>,
     record: Record,
+    /// State of the disk's files after it was opened.
+    opened: Option<FileStamp>,
     /// Running backups, which need the present bitmaps.
     backups: usize,
     /// Mapped bits by file number.
@@ -106,13 +108,24 @@ impl OfDisk {
 
 #[derive(Default)]
 struct BitmapsState {
-    /// Records of disks that are not open yet, and the reason to distrust them.
-    found: BTreeMap<String, (Record, Option<&'static str>)>,
+    /// Records of disks that are not served, by the disk's part of the file name.
+    found: BTreeMap<String, Record>,
     /// Reasons for unusable records, by the disk's part of the file name.
     unusable: BTreeMap<String, String>,
     disks: BTreeMap<String, OfDisk>,
     /// The files belong to the next daemon.
     is_handed_over: bool,
+}
+
+impl BitmapsState {
+    /// Closes the bitmaps of a disk that was opened but is not served, before its files are closed. The next opening compares the files.
+    fn unserved(&mut self, folder: &Path, disk: &str) {
+        let Some(of_disk) = self.disks.remove(disk) else {
+            return;
+        };
+        let record = of_disk.close(folder, disk, of_disk.opened.clone());
+        self.found.insert(state::file_name(disk), record);
+    }
 }
 
 pub struct Bitmaps {
@@ -126,8 +139,7 @@ pub struct Bitmaps {
 }
 
 impl Bitmaps {
-    /// Loads the bitmaps of a state folder, which only this daemon uses. Must be called before disks are opened, which can change their
-    /// files.
+    /// Loads the bitmaps of a state folder, which only this daemon uses.
     pub(crate) fn load(state_folder: Option<&Path>, damaged: &DamagedFiles) -> Bitmaps {
         let run = std::fs::read_to_string("/proc/sys/kernel/random/boot_id");
         // Without a boot ID, no earlier bits are trusted.
@@ -140,7 +152,7 @@ impl Bitmaps {
         system_run: &str,
         damaged: &DamagedFiles,
     ) -> Bitmaps {
-        let state = state_folder.map(|folder| find(folder, system_run, damaged));
+        let state = state_folder.map(|folder| find(folder, damaged));
         Bitmaps {
             folder: state_folder.map(|folder| folder.join(FOLDER)),
             system_run: system_run.to_owned(),
@@ -177,29 +189,32 @@ impl Bitmaps {
     }
 
     /// Starts to record the changes of new disks, which are not in use yet.
-    pub(crate) fn attach(&self, disks: &Disks) {
+    pub(crate) fn attach<'a>(
+        &self,
+        opened: impl IntoIterator<Item = (&'a Arc<Disk>, &'a OpenedStamps)>,
+    ) {
         let Some(folder) = &self.folder else { return };
         let mut state = self.lock();
-        for (name, disk) in disks {
-            let Some((record, doubt)) = state.found.remove(&state::file_name(name)) else {
-                if let Some(of_disk) = state.disks.get_mut(name) {
-                    of_disk.reopened(folder, disk);
-                }
-                continue;
-            };
-            let of_disk = self.open(folder, disk, record, doubt);
-            state.disks.insert(name.clone(), of_disk);
+        for (disk, stamps) in opened {
+            let name = disk.name();
+            // Otherwise the record would still belong to an earlier opening of the disk.
+            state.unserved(folder, name);
+            if let Some(record) = state.found.remove(&state::file_name(name)) {
+                let of_disk = self.open(folder, disk, record, stamps);
+                state.disks.insert(name.to_owned(), of_disk);
+            }
         }
     }
 
-    /// Distrusts the bitmaps of closed disks that are not open yet: other programs may write to their files after [`Bitmaps::load`].
-    pub(crate) fn distrust(&self, is_meant: impl Fn(&str) -> bool) {
-        for (disk, (record, doubt)) in &mut self.lock().found {
-            if record.left.is_some() && is_meant(&state_files::key_of(disk)) {
-                doubt.get_or_insert(
-                    "the disk was not open since the start, and its file may have been changed",
-                );
-            }
+    /// Closes the bitmaps of opened disks that are not served, before their files are closed: other programs may write to them afterwards.
+    pub(crate) fn close_unserved(&self, is_served: impl Fn(&str) -> bool) {
+        let mut state = self.lock();
+        let Some(folder) = self.folder.as_ref().filter(|_| !state.is_handed_over) else {
+            return;
+        };
+        let names = state.disks.keys().filter(|name| !is_served(name));
+        for name in names.cloned().collect::<Vec<_>>() {
+            state.unserved(folder, &name);
         }
     }
 
@@ -208,12 +223,12 @@ impl Bitmaps {
         folder: &Path,
         disk: &Arc<Disk>,
         mut record: Record,
-        doubt: Option<&'static str>,
+        stamps: &OpenedStamps,
     ) -> OfDisk {
         let name = disk.name();
         let before = record.clone();
         let identity = disk.info().identity.to_string();
-        let doubt = match doubt {
+        let doubt = match record.doubt(&self.system_run, stamps.before.as_ref()) {
             Some(doubt) => Some(doubt),
             None if record.identity != identity => Some("the disk was replaced by another one"),
             None if disk.device().medium().is_none() => {
@@ -260,6 +275,7 @@ impl Bitmaps {
             disk: Arc::downgrade(disk),
             recorder,
             record,
+            opened: stamps.after.clone(),
             backups: 0,
             mapped,
         }
@@ -329,6 +345,7 @@ impl Bitmaps {
                     disk: Arc::downgrade(disk),
                     recorder: Arc::clone(disk.recorder()),
                     record: Record::new(disk.info().identity.to_string(), &self.system_run),
+                    opened: None,
                     backups: 0,
                     mapped: BTreeMap::new(),
                 });
@@ -522,26 +539,7 @@ impl Bitmaps {
             return;
         };
         for (name, of_disk) in std::mem::take(&mut state.disks) {
-            let mut record = of_disk.record.clone();
-            for bitmap in &mut record.bitmaps {
-                bitmap.broken = of_disk.broken(bitmap);
-            }
-            let bits = record.bitmaps.iter_mut().filter(|one| one.broken.is_none());
-            let durable = { bits }.try_for_each(|bitmap| {
-                let path = Bitmaps::bits_path(folder, &name, bitmap.bits);
-                bitmap.checksum = Some(state_files::checksum_of(&state_files::read_regular(
-                    &path,
-                    state_files::BITS_BYTES_MAX,
-                )?));
-                File::open(path)?.sync_all()
-            });
-            (record.in_use, record.left) = (None, FileStamp::of(&files(&name)));
-            if let Err(error) = durable.and_then(|()| save(folder, &name, &record)) {
-                tracing::warn!(
-                    disk = name,
-                    "cannot persist the dirty bitmaps, they are lost if the system restarts: {error}"
-                );
-            }
+            of_disk.close(folder, &name, FileStamp::of(&files(&name)));
         }
     }
 }
@@ -562,27 +560,29 @@ fn warn_of_broken(disk: &str, record: &Record) {
 }
 
 impl OfDisk {
-    /// Records the changes of the newly opened disk. An earlier opening could not be served and was closed, so writes may be missing.
-    fn reopened(&mut self, folder: &Path, disk: &Arc<Disk>) {
-        for bitmap in &mut self.record.bitmaps {
-            let reason = || {
-                "an earlier attempt to serve the disk has failed, later changes may be missing"
-                    .to_owned()
-            };
-            bitmap.broken.get_or_insert_with(reason);
+    /// Makes the bits durable and saves the record of the closed disk with the state of its files.
+    fn close(&self, folder: &Path, name: &str, left: Option<FileStamp>) -> Record {
+        let mut record = self.record.clone();
+        for bitmap in &mut record.bitmaps {
+            bitmap.broken = self.broken(bitmap);
         }
-        self.record.identity = disk.info().identity.to_string();
-        self.disk = Arc::downgrade(disk);
-        self.recorder = Arc::clone(disk.recorder());
-        let name = disk.name();
-        warn_of_broken(name, &self.record);
-        if let Err(error) = save(folder, name, &self.record) {
+        let bits = record.bitmaps.iter_mut().filter(|one| one.broken.is_none());
+        let durable = { bits }.try_for_each(|bitmap| {
+            let path = Bitmaps::bits_path(folder, name, bitmap.bits);
+            bitmap.checksum = Some(state_files::checksum_of(&state_files::read_regular(
+                &path,
+                state_files::BITS_BYTES_MAX,
+            )?));
+            File::open(path)?.sync_all()
+        });
+        (record.in_use, record.left) = (None, left);
+        if let Err(error) = durable.and_then(|()| save(folder, name, &record)) {
             tracing::warn!(
                 disk = name,
-                "cannot persist the dirty bitmaps, remove them: {error}"
+                "cannot persist the dirty bitmaps, they are lost if the system restarts: {error}"
             );
         }
-        self.follow();
+        record
     }
 
     fn follow(&self) {
@@ -613,7 +613,7 @@ fn check_bits(path: &Path, saved: u32) -> io::Result<()> {
 }
 
 /// Finds the records in the folder. Deletes bits of killed backups, which have no record.
-fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> BitmapsState {
+fn find(state_folder: &Path, damaged: &DamagedFiles) -> BitmapsState {
     let folder = state_folder.join(FOLDER);
     let (mut state, mut bits) = (BitmapsState::default(), Vec::new());
     for entry in std::fs::read_dir(folder).into_iter().flatten().flatten() {
@@ -635,10 +635,7 @@ fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> Bitmap
                         )
                     });
                 match record {
-                    Ok(record) => {
-                        let doubt = record.doubt(system_run);
-                        state.found.insert(disk.to_owned(), (record, doubt));
-                    }
+                    Ok(record) => drop(state.found.insert(disk.to_owned(), record)),
                     Err(reason) => drop(state.unusable.insert(disk.to_owned(), reason)),
                 }
             }
@@ -653,7 +650,7 @@ fn find(state_folder: &Path, system_run: &str, damaged: &DamagedFiles) -> Bitmap
         }
     }
     for ((disk, number), path) in bits {
-        let record = state.found.get(&disk).map(|(record, _)| record);
+        let record = state.found.get(&disk);
         let is_named = |record: &Record| record.bitmaps.iter().any(|one| one.bits == number);
         if !record.is_some_and(is_named) {
             std::fs::remove_file(path).ok();

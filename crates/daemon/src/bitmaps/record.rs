@@ -8,13 +8,8 @@
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::mpsc;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-
-/// Longest wait for the storage of a disk's files. It delays the start of the daemon.
-const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Format version. Records with another version are not used.
 pub(super) const VERSION: u32 = 1;
@@ -63,7 +58,7 @@ pub struct Last {
 
 /// State of a disk's file. A later write changes the time.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct FileStamp {
+pub(crate) struct FileStamp {
     path: PathBuf,
     inode: u64,
     bytes: u64,
@@ -91,21 +86,15 @@ impl FileStamp {
             changed: (found.mtime(), found.mtime_nsec()),
         })
     }
+}
 
-    /// Returns true if the files have not changed. Waits [`PATIENCE`] for their storage.
-    fn is_unchanged(&self) -> bool {
-        let data_file = self.data_file.as_ref();
-        let files = std::iter::once(&self.path).chain(data_file.map(|left| &left.path));
-        let files: Vec<PathBuf> = files.cloned().collect();
-        let (found, is_found) = mpsc::channel();
-        let thread = std::thread::Builder::new().name("bitmaps".to_owned());
-        // The receiver may have ceased to wait.
-        let started = thread.spawn(move || drop(found.send(FileStamp::of(&files))));
-        let found = started
-            .ok()
-            .and_then(|_| is_found.recv_timeout(PATIENCE).ok());
-        found.flatten().as_ref() == Some(self)
-    }
+/// State of a disk's files before and after the disk was opened: opening can change a file.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct OpenedStamps {
+    /// Compared with the state when the disk was last closed.
+    pub before: Option<FileStamp>,
+    /// State while the disk has the locks of the files.
+    pub after: Option<FileStamp>,
 }
 
 impl Record {
@@ -120,8 +109,8 @@ impl Record {
         }
     }
 
-    /// Returns the reason why changes may be missing. Must precede the opening of the disk.
-    pub fn doubt(&self, system_run: &str) -> Option<&'static str> {
+    /// Returns the reason why changes may be missing. `found` is the state of the disk's files just before it was opened.
+    pub fn doubt(&self, system_run: &str, found: Option<&FileStamp>) -> Option<&'static str> {
         if self.version != VERSION {
             return Some("it was written by another version of Lunette");
         }
@@ -129,9 +118,9 @@ impl Record {
             (Some(run), _) if run != system_run => {
                 Some("the system crashed while the disk was in use")
             }
-            (None, Some(left)) if !left.is_unchanged() => Some(
-                "the disk's file was changed while the disk was not served, or its storage does not answer",
-            ),
+            (None, Some(left)) if Some(left) != found => {
+                Some("the disk's file was changed while the disk was not served")
+            }
             _ => None,
         }
     }
@@ -148,32 +137,33 @@ mod tests {
         let data = folder.path().join("d.data");
         std::fs::write(&path, b"content").unwrap();
         std::fs::write(&data, b"content").unwrap();
+        let files = [path.clone(), data.clone()];
+        let found = || FileStamp::of(&files);
         let in_use = Record::new("id".to_owned(), "run-1");
-        assert_eq!(in_use.doubt("run-1"), None, "killed, and begun again");
-        assert!(in_use.doubt("run-2").unwrap().contains("system"));
+        let doubt = |record: &Record, run: &str| record.doubt(run, found().as_ref());
+        assert_eq!(doubt(&in_use, "run-1"), None, "killed, and begun again");
+        assert!(doubt(&in_use, "run-2").unwrap().contains("system"));
         let closed = Record {
             in_use: None,
-            left: FileStamp::of(&[path.clone(), data.clone()]),
+            left: found(),
             ..in_use.clone()
         };
-        assert_eq!(closed.doubt("run-2"), None);
+        assert_eq!(doubt(&closed, "run-2"), None);
         let text = serde_json::to_string(&closed).unwrap();
         assert_eq!(serde_json::from_str::<Record>(&text).unwrap(), closed);
         std::fs::write(&data, b"Content").unwrap();
-        assert!(closed.doubt("run-2").unwrap().contains("not served"));
-        let closed = Record {
-            left: FileStamp::of(std::slice::from_ref(&path)),
-            ..closed
-        };
-        assert_eq!(closed.doubt("run-2"), None);
+        assert!(doubt(&closed, "run-2").unwrap().contains("not served"));
+        let left = found();
+        let closed = Record { left, ..closed };
+        assert_eq!(doubt(&closed, "run-2"), None);
         std::fs::write(&path, b"Content").unwrap();
-        assert!(closed.doubt("run-2").unwrap().contains("not served"));
+        assert!(doubt(&closed, "run-2").unwrap().contains("not served"));
         std::fs::remove_file(&path).unwrap();
-        assert!(closed.doubt("run-2").unwrap().contains("not served"));
+        assert!(doubt(&closed, "run-2").unwrap().contains("not served"));
         let other = Record {
             version: 2,
             ..in_use
         };
-        assert!(other.doubt("run-1").unwrap().contains("version"));
+        assert!(doubt(&other, "run-1").unwrap().contains("version"));
     }
 }

@@ -1,7 +1,5 @@
 //! Bitmaps through backups, kills, restarts and damage, with a disk of one file.
 
-use std::collections::HashMap;
-
 use bdev::{FileOptions, Ram, RamOptions};
 use block::IoRequest;
 
@@ -37,6 +35,7 @@ impl Setup {
     }
 
     fn open(&self, bitmaps: &Bitmaps) -> Arc<Disk> {
+        let before = FileStamp::of(&[self.file()]);
         let options = FileOptions {
             size: None,
             ..FileOptions::new(self.file())
@@ -48,8 +47,20 @@ impl Setup {
         };
         let disk = Disk::with_options("D 0", options, Arc::new(device)).unwrap();
         let disk = Arc::new(disk);
-        bitmaps.attach(&HashMap::from([("D 0".to_owned(), Arc::clone(&disk))]));
+        let after = FileStamp::of(&[self.file()]);
+        bitmaps.attach([(&disk, &OpenedStamps { before, after })]);
         disk
+    }
+
+    /// Closes the disk, then ends the daemon.
+    fn stop(&self, bitmaps: &Bitmaps, disk: Arc<Disk>) {
+        drop(disk);
+        bitmaps.close(|_| vec![self.file()]);
+    }
+
+    /// Writes to the disk's file as another program does.
+    fn write_outside(&self) {
+        std::fs::write(self.file(), vec![1; SIZE as usize]).unwrap();
     }
 
     fn files(&self) -> usize {
@@ -184,56 +195,83 @@ fn closed_disk_retains_its_bitmap_unless_changed() {
 }
 
 #[test]
-fn disk_that_opens_late_has_no_valid_bitmap() {
+fn disk_that_opens_late_is_compared_when_it_opens() {
     let setup = Setup::new();
-    let file = setup.file();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
-    drop(disk);
-    bitmaps.close(|_| vec![file.clone()]);
+    setup.stop(&bitmaps, disk);
     let load = || Bitmaps::load_in_run(Some(setup.folder.path()), "run", &setup.damaged);
     let bitmaps = load();
-    bitmaps.distrust(|disk| disk != "D 0");
     let disk = setup.open(&bitmaps);
-    assert_eq!(dirty(&bitmaps), [well("daily", 0)], "another disk is late");
-    drop(disk);
-    bitmaps.close(|_| vec![file.clone()]);
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)], "unchanged");
+    setup.stop(&bitmaps, disk);
     let bitmaps = load();
-    bitmaps.distrust(|disk| disk == "D 0");
     // Another program had the file open at the start.
-    std::fs::write(&file, vec![1; SIZE as usize]).unwrap();
+    setup.write_outside();
     let disk = setup.open(&bitmaps);
     let reason = dirty(&bitmaps)[0].2.clone().unwrap();
-    assert!(reason.contains("not open since the start"), "{reason}");
+    assert!(reason.contains("not served"), "{reason}");
     back_up(&bitmaps, &disk, "daily");
     drop((bitmaps, disk));
     // The bitmaps of a killed daemon have no state of the file.
     let bitmaps = load();
-    bitmaps.distrust(|_| true);
     let _disk = setup.open(&bitmaps);
     assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
 }
 
 #[test]
-fn disk_opened_again_is_recorded_in_new_bitmaps() {
+fn unserved_disk_is_compared_when_it_opens_again() {
+    let setup = Setup::new();
+    let (bitmaps, disk) = setup.start("run");
+    back_up(&bitmaps, &disk, "daily");
+    write(&disk, 1);
+    drop((bitmaps, disk));
+    // The disk's exports failed. The daemon stops without another attempt, or is killed.
+    for is_killed in [false, true] {
+        let (bitmaps, disk) = setup.start("run");
+        bitmaps.close_unserved(|disk| disk == "D 0");
+        assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+        bitmaps.close_unserved(|_| false);
+        assert_eq!(dirty(&bitmaps), []);
+        match is_killed {
+            false => setup.stop(&bitmaps, disk),
+            true => drop((bitmaps, disk)),
+        }
+    }
+    // The next attempt opens it again.
+    let (bitmaps, disk) = setup.start("other run");
+    bitmaps.close_unserved(|_| false);
+    drop(disk);
+    let disk = setup.open(&bitmaps);
+    write(&disk, 3);
+    assert_eq!(dirty(&bitmaps), [well("daily", 2)]);
+    bitmaps.close_unserved(|_| false);
+    drop(disk);
+    setup.write_outside();
+    bitmaps.close(|_| vec![setup.file()]);
+    let (bitmaps, disk) = setup.start("other run");
+    let reason = dirty(&bitmaps)[0].2.clone().unwrap();
+    assert!(reason.contains("not served"), "{reason}");
+    back_up(&bitmaps, &disk, "daily");
+    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
+}
+
+#[test]
+fn disk_opened_again_is_recorded_in_its_bitmaps() {
     let setup = Setup::new();
     let (bitmaps, disk) = setup.start("run");
     back_up(&bitmaps, &disk, "daily");
     drop((bitmaps, disk));
     let (bitmaps, unserved) = setup.start("run");
-    assert_eq!(dirty(&bitmaps), [well("daily", 0)]);
-    // The disk's exports failed. The next attempt opens it again.
     drop(unserved);
     let disk = setup.open(&bitmaps);
-    let reason = dirty(&bitmaps)[0].2.clone().unwrap();
-    assert!(reason.contains("attempt to serve"), "{reason}");
-    assert!(bitmaps.bits("D 0", "daily").is_none());
-    back_up(&bitmaps, &disk, "daily");
     write(&disk, 3);
     assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
-    drop((bitmaps, disk));
-    let (bitmaps, _disk) = setup.start("run");
-    assert_eq!(dirty(&bitmaps), [well("daily", 1)]);
+    drop(disk);
+    setup.write_outside();
+    let _disk = setup.open(&bitmaps);
+    assert!(dirty(&bitmaps)[0].2.is_some());
+    assert!(bitmaps.bits("D 0", "daily").is_none());
 }
 
 #[test]
@@ -321,7 +359,7 @@ fn volatile_disk_starts_a_new_bitmap() {
         };
         let device = Ram::create(options).unwrap();
         let disk = Arc::new(Disk::new("D 0", None, Arc::new(device)).unwrap());
-        bitmaps.attach(&HashMap::from([("D 0".to_owned(), Arc::clone(&disk))]));
+        bitmaps.attach([(&disk, &OpenedStamps::default())]);
         (bitmaps, disk)
     };
     let (bitmaps, disk) = start();

@@ -66,7 +66,7 @@ impl Owner {
         if reasons.is_empty() {
             self.write_identities(opening.unwritten());
         }
-        self.disks.bitmaps.attach(&opening.disks());
+        self.disks.bitmaps.attach(opening.stamped());
         opened.extend(opening.disks());
         self.current.closing.extend(opening.discarded);
         if let Err(refusal) = failed(&reasons) {

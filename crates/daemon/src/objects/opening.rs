@@ -204,7 +204,6 @@ impl Owner {
 
     /// Closes the device of an unneeded attempt on a helper thread.
     pub(super) fn discard(&self, (config, opened): Attempt) {
-        self.disks.bitmaps.distrust(|name| name == config.name);
         let Ok(device) = opened else { return };
         let place = config.backend.blocking_storage().unwrap_or_default();
         let closed = self.helpers.run(&place, move || drop(device));

@@ -18,7 +18,7 @@
 use std::sync::{Arc, PoisonError, RwLock, mpsc};
 use std::time::Instant;
 
-use bdev::{Disk, DiskState};
+use bdev::Disk;
 
 use super::changes::Change;
 use super::closing::CurrentChange;
@@ -242,9 +242,6 @@ impl Owner {
         let result = self.become_(next, options);
         match &result {
             Ok(_) => {
-                let is_opening =
-                    |disk: &str| matches!(self.waiting.state(disk), Some(DiskState::Opening));
-                self.disks.bitmaps.distrust(|disk| !is_opening(disk));
                 self.reply_when_done(Ok(ChangeResult::default()), Box::new(drop));
             }
             Err(_) => self.current.close_here(),

@@ -195,7 +195,6 @@ impl Owner {
             false => by_name.collect(),
         };
         for (disk, reason) in &opening.failed {
-            self.disks.bitmaps.distrust(|name| name == disk);
             let config = by_name.get(disk.as_str()).copied();
             // A required disk is tried again below, and the start fails with its error.
             let Some(config) = config.filter(|config| !config.require) else {
@@ -209,8 +208,8 @@ impl Owner {
             }
         }
         let opened = opening.disks();
+        self.disks.bitmaps.attach(opening.stamped());
         self.current.closing.extend(opening.discarded);
-        self.disks.bitmaps.attach(&opened);
         for disk in opened.keys() {
             self.waiting.opened(disk);
         }
@@ -227,6 +226,9 @@ impl Owner {
         let slow = self.slow_disks(&next, &options);
         slow.iter().for_each(|disk| self.waiting.opening(disk));
         let result = self.become_with(next, options);
+        let open = &self.disks.open;
+        let bitmaps = &self.disks.bitmaps;
+        bitmaps.close_unserved(|disk| open.contains_key(disk));
         match &result {
             Ok(_) => slow.iter().for_each(|disk| self.open_for_later(disk)),
             Err(_) => self.waiting = waiting,
@@ -322,7 +324,6 @@ impl Owner {
         if let Err(error) = started {
             let reason = format!("cannot start a thread to open it: {error}");
             self.waiting.failed(disk, reason, Instant::now());
-            self.disks.bitmaps.distrust(|name| name == disk.name);
         }
     }
 
