@@ -401,12 +401,10 @@ impl Session {
     /// if there is one.
     pub(crate) fn hand_over(&mut self) -> BTreeMap<u32, u32> {
         let mut bases = BTreeMap::new();
+        let retains_failed = self.inflight.is_some();
         for (index, vring) in self.vrings.iter_mut().enumerate() {
             let number = index as u16;
-            match self.inflight.is_some() {
-                true => vring.stop_retaining_failed(number, &self.device, &self.times),
-                false => drop(vring.stop(number, &self.device, &self.times)),
-            }
+            vring.stop_for_handover(number, &self.device, &self.times, retains_failed);
             bases.extend(vring.base.map(|base| (index as u32, base)));
         }
         bases

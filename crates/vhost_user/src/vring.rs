@@ -59,6 +59,31 @@ impl Running {
     }
 }
 
+/// Reason for the stop of a queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum StopKind {
+    /// The front end stops the queue or sets it up again.
+    Answered,
+    /// The front end has left.
+    Left,
+    /// Another process continues the session.
+    HandedOver { retains_failed: bool },
+}
+
+impl StopKind {
+    fn retains_failed(self) -> bool {
+        match self {
+            StopKind::Answered => false,
+            StopKind::Left => true,
+            StopKind::HandedOver { retains_failed } => retains_failed,
+        }
+    }
+
+    fn waits_for_locks(self) -> bool {
+        !matches!(self, StopKind::HandedOver { .. })
+    }
+}
+
 /// Addresses in the front end's address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct UserAddresses {
@@ -208,7 +233,24 @@ impl Vring {
         device: &Arc<dyn VirtioDevice>,
         times: &QueueTimes,
     ) -> Option<u32> {
-        self.end(index, device, times, false)
+        self.end(index, device, times, StopKind::Answered)
+    }
+
+    /// Stops the queue for another process. Does not wait for the release of locks: the other process gets the session meanwhile, and its
+    /// requests wait for the locks. `retains_failed`: see [`Vring::stop_retaining_failed`].
+    pub fn stop_for_handover(
+        &mut self,
+        index: u16,
+        device: &Arc<dyn VirtioDevice>,
+        times: &QueueTimes,
+        retains_failed: bool,
+    ) {
+        self.end(
+            index,
+            device,
+            times,
+            StopKind::HandedOver { retains_failed },
+        );
     }
 
     /// Stops the queue after its front end has left. Failed requests stay unanswered for the next device, if an in-flight region records
@@ -219,7 +261,7 @@ impl Vring {
         device: &Arc<dyn VirtioDevice>,
         times: &QueueTimes,
     ) {
-        self.end(index, device, times, true);
+        self.end(index, device, times, StopKind::Left);
     }
 
     fn end(
@@ -227,7 +269,7 @@ impl Vring {
         index: u16,
         device: &Arc<dyn VirtioDevice>,
         times: &QueueTimes,
-        retains_failed: bool,
+        kind: StopKind,
     ) -> Option<u32> {
         let start = Instant::now();
         let Running {
@@ -237,7 +279,7 @@ impl Vring {
         } = self.running.take()?;
         let (reply, answer) = mpsc::sync_channel(1);
         worker.send(move |w| {
-            if retains_failed
+            if kind.retains_failed()
                 && let Some((queue, _io)) = w.source(source)
                 && let Some(queue) = control(queue)
             {
@@ -255,6 +297,9 @@ impl Vring {
         });
         let stopped = answer.recv().ok().flatten();
         device.queue_stopped(index);
+        if kind.waits_for_locks() {
+            device.wait_for_release();
+        }
         let Stopped { base, drain } = stopped?;
         let stop = start.elapsed();
         times.record(QueueTime::Drain, drain);

@@ -51,6 +51,10 @@ impl VirtioDevice for Defective {
         self.0.queue_stopped(index);
     }
 
+    fn wait_for_release(&self) {
+        self.0.wait_for_release();
+    }
+
     fn queue_placed(&self, index: u16, worker: &WorkerHandle, source: SourceId) {
         self.0.queue_placed(index, worker, source);
     }

@@ -2,12 +2,14 @@
 
 mod support;
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use bdev::{Attach, BlockDevice, Capabilities, IoChannel, OnTurn, TurnDevice};
+use block::{Capacity, DiskInfo};
 use support::{Rig, Watched, connect, eventually, ram, start_blk};
 use vhost_frontend::{BlkQueue, FrontEnd, Layout, Options, QueueOptions, Verifier, status};
 
@@ -255,4 +257,66 @@ fn server_that_ends_after_a_handover_ends_nobody() {
             !names.iter().any(|name| successor.is_connected(name))
         });
     }
+}
+
+/// A disk that never releases its locks.
+struct Unreleased(Arc<dyn BlockDevice>);
+
+impl TurnDevice for Unreleased {
+    fn wait_for_release(&self, until: Duration) {
+        std::thread::sleep(until.saturating_sub(latency::Clock::shared().elapsed()));
+    }
+
+    fn on_turn(&self, _on_turn: OnTurn) {}
+
+    fn release_error(&self) -> Option<String> {
+        None
+    }
+}
+
+impl BlockDevice for Unreleased {
+    fn info(&self) -> DiskInfo {
+        self.0.info()
+    }
+
+    fn capacity(&self) -> &Arc<Capacity> {
+        self.0.capacity()
+    }
+
+    fn set_size(&self, bytes: u64) -> io::Result<()> {
+        self.0.set_size(bytes)
+    }
+
+    fn kind(&self) -> &'static str {
+        "unreleased"
+    }
+
+    fn capabilities(&self) -> Capabilities<'_> {
+        Capabilities {
+            turns: Some(self),
+            ..Capabilities::NONE
+        }
+    }
+
+    fn attach(&self, attach: &mut Attach<'_>) -> io::Result<Box<dyn IoChannel>> {
+        self.0.attach(attach)
+    }
+}
+
+/// The locks of a disk are released slowly. The other process gets the session meanwhile.
+#[test]
+fn session_does_not_wait_for_the_locks_of_its_disk() {
+    let servers = [Rig::new(1), Rig::new(1)];
+    let content = ram(1 << 20);
+    let socket = servers[0].serve("d", Arc::new(Unreleased(content.clone())), 1);
+    servers[1].serve("d", content, 1);
+    let mut front_end = connect(&socket);
+    let mut queue = start_blk(&mut front_end, 0);
+    assert_eq!(queue.write(0, &[1; 512]).unwrap(), status::OK);
+    let handed = servers[0].server.hand_over_sessions();
+    assert_eq!(handed.len(), 1);
+    for session in handed {
+        servers[1].server.take_over_session(session).unwrap();
+    }
+    assert_eq!(queue.write(0, &[2; 512]).unwrap(), status::OK);
 }

@@ -280,6 +280,9 @@ impl VirtioDevice for BlkDevice {
 
     fn queue_stopped(&self, index: u16) {
         self.places().remove(&index);
+    }
+
+    fn wait_for_release(&self) {
         self.disk.wait_for_release(release_deadline());
     }
 

@@ -199,9 +199,12 @@ pub trait VirtioDevice: Send + Sync + 'static {
     /// Returns the function that builds queue `setup.index` on `worker`.
     fn queue(&self, setup: QueueSetup, worker: &reactor::WorkerHandle) -> QueueMaker;
 
-    /// Called when a queue made by [`VirtioDevice::queue`] has stopped. The device forgets its place, and waits until locks that end with the
-    /// last use of its disks are released: the front end then starts the queue in another daemon. May block.
+    /// Called when a queue made by [`VirtioDevice::queue`] has stopped. The device forgets its place.
     fn queue_stopped(&self, index: u16);
+
+    /// Waits until locks that end with the last use of the device's disks are released, for a limited time. Called when a queue has stopped
+    /// that the front end may start in another daemon. Returns at once while other queues run.
+    fn wait_for_release(&self);
 
     /// Stores the place of queue `index`. The device needs it for task management and events.
     fn queue_placed(&self, index: u16, worker: &reactor::WorkerHandle, source: SourceId);

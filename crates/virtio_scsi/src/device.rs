@@ -383,6 +383,9 @@ impl VirtioDevice for ScsiDevice {
         if let Some(handle) = lock(&self.shared.queues).get_mut(usize::from(index)) {
             *handle = None;
         }
+    }
+
+    fn wait_for_release(&self) {
         // One deadline for all disks: their lock service may be the same.
         let until = release_deadline();
         for disk in self.disks() {

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bdev::Disk;
+use bdev::{Disk, release_deadline};
 use config::Config;
 use reactor::OwnedQueue;
 
@@ -23,7 +23,8 @@ const QUEUE_WAIT_MAX: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Running {
-    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards.
+    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards. Then waits for the release of locks
+    /// that end with the last use of a disk, because the end of the process would interrupt it.
     pub fn hand_over(&mut self, to: &Notifier, memory: Option<&DiskMemory>) {
         let control = self.control.take().and_then(control::Server::hand_over);
         let api = self.api.take().and_then(control::TcpServer::hand_over);
@@ -64,6 +65,12 @@ impl Running {
             Err(error) => {
                 tracing::error!("cannot hand over sessions, front ends must reconnect: {error}");
             }
+        }
+        // The sessions are stored, so that a slow release ends none of them. One deadline: the lock service of the disks may be the same.
+        let until = release_deadline();
+        let disks = Arc::clone(&self.overview.live().disks);
+        for (_, disk) in disks.iter() {
+            disk.wait_for_release(until);
         }
     }
 
