@@ -516,6 +516,22 @@ fn cancel_and_end_of_a_beginning_backup_concern_all_its_disks() -> Result<()> {
         }
         ensure!(!Path::new(&socket).exists());
     }
+    // Two backups begin with the same name at the same time.
+    let (first, second) = names.split_at(MANY / 2);
+    for _ in 0..3 {
+        let begin = |disks: &[String]| {
+            let disks = disks.iter().map(String::as_str);
+            let words = ["backup", "begin"].into_iter().chain(disks);
+            let words: Vec<&str> = words.chain(["--pull", &pull, "--name", "b"]).collect();
+            rig.daemon.lunette(&words).is_ok()
+        };
+        let begun = std::thread::scope(|scope| {
+            let first = scope.spawn(|| begin(first));
+            (begin(second), first.join().expect("no panic"))
+        });
+        ensure!(begun.0 != begun.1, "{begun:?}");
+        rig.daemon.lunette(&["backup", "cancel", "b"])?;
+    }
     Ok(())
 }
 

@@ -72,6 +72,19 @@ pub(super) enum Stage {
     Cancelled,
 }
 
+/// Name of a backup that begins. No other backup begins with it until this is dropped, when the jobs of the backup have the name.
+struct BeginningBackup {
+    jobs: Jobs,
+    name: String,
+    number: u64,
+}
+
+impl Drop for BeginningBackup {
+    fn drop(&mut self) {
+        self.jobs.lock().beginning.remove(&self.name);
+    }
+}
+
 /// A disk of a backup before the cut.
 pub(super) struct Prepared {
     pub job: Arc<Job>,
@@ -111,7 +124,7 @@ impl Work {
 /// # Errors
 /// Nothing has changed then.
 pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Refusal> {
-    let (name, number) = context.jobs.backup_name(backup.name.as_deref())?;
+    let begun = context.jobs.backup_name(backup.name.as_deref())?;
     if let Some(since) = &backup.checkpoints.since {
         let names = backup.disks.iter().map(|(disk, _)| disk.as_str());
         // `prepare` refuses the others.
@@ -119,8 +132,8 @@ pub fn start_backup(context: &Context, backup: &NewBackup) -> Result<String, Ref
         check_on_all(&context.bitmaps, &usable.collect::<Vec<_>>(), since)?;
     }
     let of_jobs = BackupOfJob {
-        name,
-        number,
+        name: begun.name.clone(),
+        number: begun.number,
         checkpoints: backup.checkpoints.clone(),
         address: None,
         disks: backup.disks.len(),
@@ -188,13 +201,6 @@ fn prepare(
             "copy it as of the end, lunette disk backup --at end, or add it again with lock=always",
         ));
     }
-    if let (Destination::Pull(_), Some(name), 2..) = (
-        destination,
-        &backup.checkpoints.checkpoint,
-        backup.disks.len(),
-    ) {
-        check_new(context, disk.name(), name)?;
-    }
     let mut export_name = String::new();
     let (target, address) = match destination {
         Destination::Push(target) => (shown(&target.backend), None),
@@ -217,6 +223,13 @@ fn prepare(
     let (backup, destination) = (backup.clone(), destination.clone());
     let prepare = move || {
         let context = of_thread;
+        if let (Destination::Pull(_), Some(name), 2..) = (
+            &destination,
+            &backup.checkpoints.checkpoint,
+            backup.disks.len(),
+        ) {
+            check_new(&context, disk.name(), name)?;
+        }
         let names = Some(&backup.checkpoints).filter(|names| !names.is_empty());
         let work = match destination {
             Destination::Push(target) => {
@@ -420,14 +433,14 @@ pub(super) fn finish(
 
 impl Jobs {
     /// Returns the name and the number of a new backup.
-    fn backup_name(&self, wanted: Option<&str>) -> Result<(String, u64), Refusal> {
+    fn backup_name(&self, wanted: Option<&str>) -> Result<BeginningBackup, Refusal> {
         let number = NUMBERS.fetch_add(1, Ordering::Relaxed);
+        let mut all = self.lock();
         let running = |name: &str| {
-            let all = self.all();
-            let mut all = all.iter().filter(|job| !job.has_ended());
-            all.any(|job| job.is_of_backup(name))
+            let mut jobs = all.jobs.values().filter(|job| !job.has_ended());
+            all.beginning.contains(name) || jobs.any(|job| job.is_of_backup(name))
         };
-        match wanted {
+        let name = match wanted {
             Some(name) if !crate::bitmaps::is_name(name) => {
                 let fault = Fault::at("/name", format!("{name:?} is not a valid backup name"));
                 let help = crate::bitmaps::NAMES;
@@ -437,13 +450,19 @@ impl Jobs {
                 format!("a backup named {name} is running"),
                 "end it with lunette backup end, or choose another name",
             )),
-            Some(name) => Ok((name.to_owned(), number)),
+            Some(name) => Ok(name.to_owned()),
             None => {
                 let mut names = (number..).map(|number| format!("backup-{number}"));
-                let name = names.find(|name| !running(name)).unwrap_or_default();
-                Ok((name, number))
+                Ok(names.find(|name| !running(name)).unwrap_or_default())
             }
-        }
+        }?;
+        all.beginning.insert(name.clone());
+        drop(all);
+        Ok(BeginningBackup {
+            jobs: self.clone(),
+            name,
+            number,
+        })
     }
 
     /// Returns the backups with running jobs, and the last jobs of others.
@@ -601,6 +620,19 @@ pub(crate) fn no_backup(name: &str) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn name_of_a_beginning_backup_is_in_use() {
+        let jobs = Jobs::default();
+        let begun = jobs.backup_name(Some("mon")).unwrap();
+        let refused = jobs.backup_name(Some("mon")).err().unwrap().to_string();
+        assert!(
+            refused.contains("a backup named mon is running"),
+            "{refused}"
+        );
+        drop(begun);
+        assert_eq!(jobs.backup_name(Some("mon")).unwrap().name, "mon");
+    }
 
     #[test]
     fn address_of_a_pull_has_a_port_and_states_tls() {

@@ -128,7 +128,9 @@ impl Incremental {
         if let Some(name) = required
             && incremental.changed.is_none()
         {
-            let reason = format!("cannot use checkpoint {name}: its bitmap file was truncated");
+            let reason = format!(
+                "cannot use checkpoint {name}: it was removed, or its bitmap file was truncated"
+            );
             return Err(failed(disk.name(), &reason));
         }
         Ok((incremental, base))
@@ -151,6 +153,17 @@ impl Incremental {
     /// Separates the changes before and after the point in time. The caller holds the disk.
     pub fn freeze(&mut self) -> Result<(), Refusal> {
         if let Some(changed) = &self.changed {
+            let recorded = self.bitmaps.bits(&self.disk, self.since());
+            if !recorded.is_some_and(|bits| Arc::ptr_eq(&bits, changed)) {
+                return Err(Refusal::conflict(
+                    format!(
+                        "disk {}: checkpoint {} was removed while the backup began",
+                        self.disk,
+                        self.since()
+                    ),
+                    "make a backup without --since",
+                ));
+            }
             let frozen = FrozenBitmap::copy(changed, self.disk_bytes).map_err(|error| {
                 let reason = format!("cannot use checkpoint {}: {error}", self.since());
                 failed(&self.disk, &reason)
@@ -399,4 +412,55 @@ pub(super) fn image_over(
     let below = crate::block_devices::open(&last).map_err(|error| error.to_string())?;
     let image = Image::create_over(options, &name, below, bytes);
     Ok(Arc::new(image.map_err(|error| error.to_string())?))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::state_files::DamagedFiles;
+
+    #[test]
+    fn checkpoint_removed_before_the_point_in_time_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let bitmaps = Arc::new(Bitmaps::load(Some(folder.path()), &DamagedFiles::default()));
+        let ram = bdev::Ram::create(bdev::RamOptions {
+            size: 1 << 20,
+            ..bdev::RamOptions::default()
+        });
+        let disk = Arc::new(Disk::new("d", None, Arc::new(ram.unwrap())).unwrap());
+        let last = || Last {
+            target: serde_json::Value::Null,
+            shown: PULLED.to_owned(),
+            at: 1,
+            identity: None,
+        };
+        let complete = || {
+            let begun = bitmaps.begin(&disk).unwrap();
+            bitmaps.record_in("d", &begun);
+            bitmaps.complete("d", "mon", &begun, last()).unwrap();
+        };
+        complete();
+        let since_mon = || Incremental {
+            bitmaps: Arc::clone(&bitmaps),
+            disk: "d".to_owned(),
+            names: CheckpointNames {
+                since: Some("mon".to_owned()),
+                ..CheckpointNames::default()
+            },
+            disk_bytes: 1 << 20,
+            frozen: None,
+            changed: bitmaps.bits("d", "mon"),
+            begun: None,
+            target: None,
+            last: last(),
+        };
+        since_mon().freeze().unwrap();
+        let mut backup = since_mon();
+        assert!(bitmaps.remove("d", "mon").unwrap());
+        let refused = backup.freeze().unwrap_err().to_string();
+        assert!(refused.contains("checkpoint mon was removed"), "{refused}");
+        complete();
+        backup.freeze().unwrap_err();
+        assert!(backup.frozen().is_none());
+    }
 }

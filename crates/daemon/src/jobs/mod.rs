@@ -25,7 +25,7 @@ mod push;
 mod snapshot;
 mod stream;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, mpsc};
@@ -561,6 +561,8 @@ struct All {
     /// Predecessors of `jobs`, restored if the new job does not start.
     before: BTreeMap<String, Arc<Job>>,
     threads: Vec<JoinHandle<()>>,
+    /// Names of backups that begin.
+    beginning: BTreeSet<String>,
     is_ending: bool,
 }
 
