@@ -8,7 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bdev::qcow2::{CreateOptions, Image, Repair};
-use bdev::{BlockDevice, CacheMode, FileOptions};
+use bdev::{
+    BackingName, BlockDevice, CacheMode, Delay, FileOptions, ImageOptions, Ram, RamOptions, Tag,
+};
 use block::{IoErrorKind, IoFlags, IoRequest};
 use common::{Worker, filled, make_image, open, open_image};
 use guest_memory::IoBuffer;
@@ -293,4 +295,41 @@ fn image_closes_when_its_last_channel_does() {
         std::thread::sleep(Duration::from_millis(10));
     }
     panic!("the image stays open");
+}
+
+/// The image's owner executes a discard later than its abort.
+#[test]
+fn aborted_discard_does_not_zero_a_later_write() {
+    const CLUSTER: u64 = 64 << 10;
+    const SIZE: u64 = 1 << 20;
+    let folder = tempfile::tempdir().unwrap();
+    let options = ImageOptions {
+        cache: CacheMode::Writeback,
+        ..ImageOptions::new(&folder.path().join("disk.qcow2"))
+    };
+    let ram = Ram::create(RamOptions {
+        size: SIZE,
+        ..RamOptions::default()
+    });
+    // The owner reads it for each allocation.
+    let base = Delay::new(Arc::new(ram.unwrap()), Duration::from_millis(100));
+    let name = BackingName {
+        name: "base".to_owned(),
+        format: "raw",
+    };
+    let image = bdev::Image::create_over(&options, &name, Arc::new(base), SIZE).unwrap();
+    let mut worker = Worker::new(&image);
+    worker.write(0, &[1; BLOCK]).unwrap();
+    let allocation = IoRequest::write(CLUSTER, BLOCK as u64);
+    let allocation = worker.submit(allocation, filled(&[2; BLOCK]));
+    let discard = worker.submit(IoRequest::discard(0, CLUSTER), IoBuffer::default());
+    worker.backend.abort(&mut worker.ring, Tag(discard));
+    // With any outcome: afterwards the discard has no effect.
+    let _ = worker.wait(discard);
+    worker.write(0, &[3; BLOCK]).unwrap();
+    assert_eq!(worker.wait(allocation).0, Ok(()));
+    // The owner executes discards in their order.
+    let other = IoRequest::discard(2 * CLUSTER, CLUSTER);
+    worker.do_plain(other).unwrap();
+    assert_eq!(worker.read(0, BLOCK).unwrap(), [3; BLOCK]);
 }

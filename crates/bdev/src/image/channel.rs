@@ -695,7 +695,8 @@ impl IoChannel for ImageChannel {
         }
     }
 
-    /// Cancels I/O that waits for the owner at once; a later answer is dropped.
+    /// Cancels I/O that waits for the owner at once; a later answer is dropped. Zeroing of clusters is not cancelled: the owner could
+    /// execute it after the end of the I/O, over later writes.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |slot: &ImageSlot| slot.tag == tag && slot.waits != Waits::Nothing;
         let Some(index) = self.slots.find(named) else {
@@ -714,6 +715,7 @@ impl IoChannel for ImageChannel {
                     backing.channel.abort(ring, below);
                 }
             }
+            Waits::Answer { bytes, .. } if bytes > 0 && self.slots[index].io.modifies() => {}
             Waits::Answer { token, .. } | Waits::Size { token } => {
                 let inbox = self.image_owner.inbox.inbox();
                 inbox.put(token, Err(IoErrorKind::Cancelled.into()));
