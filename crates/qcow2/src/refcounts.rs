@@ -360,7 +360,7 @@ impl Refcounts {
     }
 
     /// Creates a table with 50 % more entries, in clusters that the old one does not cover. The clusters of the old table stay counted
-    /// until the new table is on stable storage.
+    /// until the new table and its name in the header are on stable storage.
     fn grow_table(&mut self, storage: &impl Storage) -> Result<()> {
         self.make_table_sure(storage)?;
         let cluster = self.cluster_bytes();
@@ -401,7 +401,8 @@ impl Refcounts {
             self.table_offset >> self.cluster_bits,
             old_entries * 8 / cluster,
         );
-        if let Err(error) = storage.write_at(REFCOUNT_TABLE_FIELD, &field) {
+        let named = storage.write_at(REFCOUNT_TABLE_FIELD, &field);
+        if let Err(error) = named.and_then(|()| storage.sync()) {
             self.is_table_unsure = true;
             // If this fails too, it is retried before the next change.
             self.make_table_sure(storage).ok();

@@ -328,3 +328,31 @@ fn full_file_system_fails_only_writes() {
         );
     }
 }
+
+/// The next allocation zeroes the clusters of the old refcount table.
+#[test]
+fn old_refcount_table_stays_until_the_new_one_is_named_durably() {
+    const REFCOUNT_TABLE_FIELD: u64 = 48;
+    let storage = Recorded::default();
+    // The first table covers 2 MiB.
+    let options = CreateOptions {
+        cluster_bits: 9,
+        refcount_order: 6,
+        ..CreateOptions::new(4 << 20)
+    };
+    create(&&storage, &options).unwrap();
+    let mut image = Image::open(&storage, WRITABLE).unwrap();
+    write(&mut image, &mut None, 0, &vec![1; 3 << 20]).unwrap();
+    let history = storage.history();
+    let is_name = |event: &Event| matches!(event, Event::Write(REFCOUNT_TABLE_FIELD, _));
+    let named = history.iter().position(is_name).unwrap();
+    let is_sync = |event: &Event| matches!(event, Event::Sync);
+    let next = history[named..].iter().position(is_sync).unwrap() + named;
+    // The power cut loses the name alone.
+    let mut left = Vec::new();
+    for event in history[..named].iter().chain(&history[named + 1..next]) {
+        apply(&mut left, event);
+    }
+    let report = Image::check(&Recorded::of(left), Repair::Nothing).unwrap();
+    assert_eq!(report.corruptions, 0, "{:?}", report.findings);
+}
