@@ -7,7 +7,7 @@ pub use block::FileLock;
 use rustix::fs::Advice;
 use sys::file_lock;
 
-use super::{CacheMode, SharedFile, open, reopen};
+use super::{CacheMode, Coverage, SharedFile, open, reopen};
 use crate::turn_lock::{TurnLocks, Users};
 
 impl TurnLocks for SharedFile {
@@ -33,7 +33,7 @@ impl TurnLocks for SharedFile {
     }
 
     fn end_turn(&self) -> io::Result<()> {
-        if self.cache != CacheMode::None && !self.info.read_only {
+        if self.has_cached_writes() {
             // The kernel reports lost writes once. The locks stay until the disk is opened again.
             if let Some(errno) = self.durability.lost() {
                 return Err(io::Error::from_raw_os_error(errno));
@@ -47,6 +47,12 @@ impl TurnLocks for SharedFile {
 }
 
 impl SharedFile {
+    /// Returns true if writes go through the page cache: all of them, or those of the tables of an image.
+    fn has_cached_writes(&self) -> bool {
+        let is_container = matches!(self.coverage, Coverage::Container { .. });
+        !self.info.read_only && (is_container || self.cache != CacheMode::None)
+    }
+
     /// See [`crate::Lockable::release_locks`].
     pub(super) fn release_locks(&self) -> io::Result<()> {
         file_lock::unlock(self.control.as_fd())?;
@@ -85,6 +91,45 @@ impl SharedFile {
                     ),
                 ))
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use latency::Clock;
+
+    use super::*;
+    use crate::{File, FileOptions, TurnDevice};
+
+    #[test]
+    fn image_with_lost_tables_keeps_its_locks() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, [0; 8192]).unwrap();
+        let open = || {
+            File::open(FileOptions {
+                is_container: true,
+                lock: FileLock::WhileActive,
+                ..FileOptions::new(&path)
+            })
+            .unwrap()
+        };
+        let (first, second) = (open(), open());
+        let limit = || Clock::shared().elapsed() + Duration::from_secs(30);
+        for is_lost in [false, true] {
+            let used = first.begin_use().unwrap();
+            assert!(second.begin_use().is_err());
+            if is_lost {
+                first.shared.durability.lose(libc::EIO);
+            }
+            drop(used);
+            first.wait_for_release(limit());
+            assert_eq!(first.release_error().is_some(), is_lost);
+            assert_eq!(second.begin_use().is_err(), is_lost);
+            second.wait_for_release(limit());
         }
     }
 }
