@@ -28,6 +28,8 @@ struct RbdSlot {
     done: u64,
     /// The final flush of a durable write is in progress.
     flushing: bool,
+    /// Number of the flush in progress.
+    flush: u64,
     /// The complete buffer, while a piece of it is moved.
     whole: Option<IoBuffer>,
 }
@@ -143,6 +145,7 @@ impl RbdChannel {
             io: *io,
             done: 0,
             flushing: false,
+            flush: 0,
             whole: None,
         })
     }
@@ -158,7 +161,8 @@ impl RbdChannel {
             length,
         } = slot.io;
         let channel = &mut self.channel;
-        if slot.flushing {
+        if slot.flushing || kind == IoKind::Flush {
+            slot.flush = self.shared.cached.begin_flush();
             return channel.flush(buffer, token);
         }
         match kind {
@@ -183,15 +187,15 @@ impl RbdChannel {
                 }
                 started
             }
-            IoKind::Flush => channel.flush(buffer, token),
             IoKind::CompareAndWrite => channel.compare_and_write(offset, buffer, token),
-            IoKind::BlockStatus => Err(libc::EOPNOTSUPP),
             IoKind::Discard => channel.discard(offset, length, buffer, token),
             IoKind::WriteZeroes => {
                 let allocate = !flags.has(IoFlags::UNMAP);
                 channel.write_zeroes(offset, length, allocate, buffer, token)
             }
-            IoKind::ReplaceState | IoKind::ScsiCommand => Err(libc::EOPNOTSUPP),
+            IoKind::Flush | IoKind::BlockStatus | IoKind::ReplaceState | IoKind::ScsiCommand => {
+                Err(libc::EOPNOTSUPP)
+            }
         }
     }
 
@@ -251,7 +255,10 @@ impl RbdChannel {
         }
         match result {
             Err(errno) => return Some(Err(self.failed(kind, errno))),
-            Ok(_) if slot.flushing => return Some(Ok(())),
+            Ok(_) if slot.flushing || kind == IoKind::Flush => {
+                self.shared.cached.end_flush(slot.flush);
+                return Some(self.shared.durability.check());
+            }
             // The image was shrunk; zeroes would be wrong data.
             Ok(read) if kind == IoKind::Read && read < moved => {
                 return Some(Err(IoErrorKind::OutOfRange.into()));
@@ -260,8 +267,11 @@ impl RbdChannel {
             Ok(_) => slot.done = slot.io.length,
         }
         if slot.done == slot.io.length {
-            let durable = slot.io.modifies() && slot.io.flags.has(IoFlags::FUA);
-            if !(durable && self.shared.settings.write_cache) {
+            let is_cached = slot.io.modifies() && self.shared.settings.write_cache;
+            if !(is_cached && slot.io.flags.has(IoFlags::FUA)) {
+                if is_cached {
+                    self.shared.acknowledge(self.generation);
+                }
                 return Some(Ok(()));
             }
             slot.flushing = true;
@@ -330,6 +340,12 @@ impl IoChannel for RbdChannel {
         }
         if io.kind == IoKind::BlockStatus {
             return self.block_status(ring, io, buffer, tag);
+        }
+        let is_durable = io.modifies() && io.flags.has(IoFlags::FUA);
+        if (is_durable || io.kind == IoKind::Flush)
+            && let Err(lost) = self.shared.durability.check()
+        {
+            return Submission::Done(Err(lost));
         }
         let index = self.occupy(tag, io);
         match self.start(index, buffer) {

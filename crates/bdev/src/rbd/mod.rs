@@ -4,6 +4,7 @@
 //! completions through an eventfd on their ring. While the cluster is away I/O waits; librbd resends it later. Size and discards are those
 //! of the image. Tests: `tests/tests/rbd.rs` against a real cluster.
 
+mod cached_changes;
 mod channel;
 mod errno;
 mod lock;
@@ -21,6 +22,7 @@ use block::{Capacity, CompareAndWrite, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
 pub use self::lock::RbdLock;
+use self::cached_changes::CachedChanges;
 use self::medium::ImageMedium;
 use self::peers::Peers;
 use self::presence::Presence;
@@ -28,6 +30,7 @@ pub use self::record::{Member, SharedRecord};
 use self::reopening::{Availability, LossReason};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
+use crate::file::Durability;
 use crate::turn_lock::{InUse, Users};
 use crate::{
     Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice, SharedState,
@@ -69,6 +72,8 @@ pub(super) struct SharedRbd {
     info: DiskInfo,
     size: Size,
     settings: Settings,
+    cached: CachedChanges,
+    durability: Durability,
     calls: BlockingCalls,
     /// State that daemons share, once an observer has joined.
     peers: Mutex<Option<Arc<Peers>>>,
@@ -109,6 +114,25 @@ impl SharedRbd {
 
     fn is_closed(&self) -> bool {
         self.is_closed.load(Ordering::Acquire)
+    }
+
+    /// Records an acknowledged change that the cache of the image of this generation may have.
+    fn acknowledge(&self, generation: u64) {
+        self.cached.acknowledge();
+        if generation != self.generation() {
+            self.lose_cache();
+        }
+    }
+
+    /// Fails all flushes from now on if the cache of the lost image may have had changes.
+    fn lose_cache(&self) {
+        let is_lost = self.settings.write_cache && self.cached.has_unflushed();
+        if is_lost && self.durability.lose(libc::EIO) {
+            tracing::error!(
+                image = %self.options.image,
+                "writes in the cache (rbd_cache) may be lost with the image, all flushes fail from now on; hint: check the data, then remove the disk and add it again"
+            );
+        }
     }
 
     /// Replaces the image. Channels without I/O in flight switch to it.
@@ -247,6 +271,8 @@ impl Rbd {
             info,
             size,
             settings,
+            cached: CachedChanges::default(),
+            durability: Durability::default(),
             calls: BlockingCalls::default(),
             peers: Mutex::default(),
             users: Users::new(options.lock == RbdLock::WhileActive),

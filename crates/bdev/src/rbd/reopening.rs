@@ -85,6 +85,8 @@ impl SharedRbd {
             thread.send(loss).ok();
         }
         self.close_image();
+        // After the generation has changed: see `acknowledge`.
+        self.lose_cache();
     }
 
     /// Starts the thread that opens a lost image again. It ends with the image.
