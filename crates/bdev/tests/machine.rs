@@ -423,6 +423,29 @@ fn block_device_that_grew_and_shrank_is_followed() {
     }
 }
 
+#[test]
+#[ignore = "needs root and loop devices: see the head of this file"]
+fn container_zeroes_recent_writes_and_parts_of_blocks_of_a_device() {
+    use bdev::qcow2::Storage;
+    let disk = Loop::new(4 * MIB, 4096);
+    let file = open(FileOptions {
+        is_container: true,
+        cache: CacheMode::Writeback,
+        ..FileOptions::new(&disk.device)
+    });
+    let container = file.container().unwrap();
+    for (at, length) in [(0, 65536), (4608, 1024)] {
+        // Dirty pages.
+        container.write_at(0, &[7; 65536]).unwrap();
+        container.zero(at as u64, length as u64).unwrap();
+        let mut expected = vec![7; 65536];
+        expected[at..at + length].fill(0);
+        let mut bytes = vec![1; 65536];
+        container.read_at(0, &mut bytes).unwrap();
+        assert!(bytes == expected, "{length} bytes at {at}");
+    }
+}
+
 /// The new part has old data, but its clusters read as zeroes.
 #[test]
 #[ignore = "needs root and loop devices"]

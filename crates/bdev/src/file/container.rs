@@ -122,14 +122,6 @@ impl Container {
         Ok(rustix::fs::fadvise(&self.file, 0, None, Advice::DontNeed)?)
     }
 
-    fn fallocate(&self, flags: FallocateFlags, offset: u64, length: u64) -> io::Result<bool> {
-        match calls::fallocate(&self.file, flags, offset, length) {
-            Ok(()) => Ok(true),
-            Err(error) if error.raw_os_error().is_some_and(is_refusal) => Ok(false),
-            Err(error) => Err(error),
-        }
-    }
-
     fn write_zeroes(&self, mut offset: u64, mut length: u64) -> io::Result<()> {
         while length > 0 {
             let part = length.min(ZEROES.len() as u64);
@@ -182,10 +174,16 @@ impl qcow2::Storage for Container {
             if refused.has(operation) {
                 continue;
             }
-            if self.fallocate(flags | keep, offset, length)? {
+            let Err(error) = calls::fallocate(&self.file, flags | keep, offset, length) else {
                 return Ok(());
+            };
+            match error.raw_os_error() {
+                Some(errno) if is_refusal(errno) => refused.add(operation),
+                // Only this range: cached pages are dirty, and the kernel does not wait for them, because the device is claimed; or a part
+                // of a block is meant.
+                Some(libc::EBUSY | libc::EINVAL) if self.shared.block_device => {}
+                _ => return Err(error),
             }
-            refused.add(operation);
         }
         self.write_zeroes(offset, length)
     }
