@@ -563,7 +563,3 @@ pub(super) fn failed(reasons: &[String]) -> Result<(), Refusal> {
         reasons => Err(refused(reasons.to_vec())),
     }
 }
-
-pub(super) fn file_of<'a>(config: &'a Config, disk: &str) -> Option<&'a std::path::Path> {
-    config.disk(disk)?.backend.file()
-}

@@ -14,7 +14,7 @@ use serde::{Deserialize, Serialize};
 use super::overlay::Overlay;
 use crate::state::{self, fault};
 use crate::state_files::{self, Unread};
-use config::Config;
+use config::{BlockDeviceConfig, Config};
 
 const CHANGES: &str = "changes.json";
 const RESIZING: &str = "resizing.json";
@@ -215,12 +215,12 @@ fn lock_file(path: &Path) -> io::Result<File> {
 }
 
 fn complete_resize(resizing: &Resizing, config: &Config) -> io::Result<()> {
-    let Some(path) = super::owner::file_of(config, &resizing.disk) else {
+    // The size of an image is in its header, not the length of its file.
+    let backend = config.disk(&resizing.disk).map(|disk| &disk.backend);
+    let Some(BlockDeviceConfig::File { path, size, .. }) = backend else {
         return Ok(());
     };
-    let disk = config.disk(&resizing.disk);
-    let wanted = disk.and_then(|disk| disk.backend.size());
-    let wanted = wanted.unwrap_or(resizing.from);
+    let wanted = size.unwrap_or(resizing.from);
     let file = File::options().write(true).open(path)?;
     let metadata = file.metadata()?;
     let is_between = [resizing.from, resizing.to].contains(&metadata.len());
@@ -257,6 +257,28 @@ mod tests {
         let _keeper = StateStore::open(folder.path()).unwrap();
         let mode = lock.metadata().unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600);
+    }
+
+    /// The file may have the length of the disk by chance.
+    #[test]
+    fn interrupted_resize_of_an_image_does_not_cut_its_file() {
+        let folder = tempfile::tempdir().unwrap();
+        let state_store = StateStore::open(&folder.path().join("state")).unwrap();
+        let image = folder.path().join("d.qcow2");
+        std::fs::write(&image, vec![7; 2 << 20]).unwrap();
+        let flags = Flags {
+            disk: vec![format!("d=image:{}", image.display())],
+            ..Flags::default()
+        };
+        let config = parse(None, &flags, &Surroundings::of_this_process()).unwrap();
+        let resizing = Resizing {
+            disk: "d".to_owned(),
+            from: 1 << 20,
+            to: 2 << 20,
+        };
+        state_store.begin_resize(&[resizing]).unwrap();
+        state_store.finish_resize(&config).unwrap();
+        assert_eq!(std::fs::metadata(&image).unwrap().len(), 2 << 20);
     }
 
     #[test]
