@@ -6,6 +6,7 @@ mod common;
 use common::{BLOCK, Pipes, Policy, read10, settings, small_offer, write10};
 use iscsi::initiator::Initiator;
 use iscsi::negotiation::{DigestOffer, Offer};
+use iscsi::target::Completion;
 use proptest::prelude::*;
 
 #[derive(Clone, Debug)]
@@ -176,4 +177,37 @@ fn residuals_compare_actual_with_expected_length() {
         }
     }
     assert_eq!(pipes.error, None);
+}
+
+/// The caller has released its buffer with the response. For a later part of the data it would allocate another one, which no
+/// later step releases.
+#[test]
+fn data_that_arrive_after_the_response_get_no_buffer() {
+    const BUSY: u8 = 0x08;
+    let mut pipes = Pipes::ready(Policy::open(small_offer()), settings(small_offer()), 1, 5);
+    // Immediate and unsolicited data of a command that stays unanswered.
+    let write = Initiator::write(0, &[0xff; 10], vec![0x5a; 2048]);
+    pipes.initiator.command(0, write).unwrap();
+    let bytes = std::mem::take(pipes.initiator.outgoing(0));
+    let (first, rest) = bytes.split_at(bytes.len() - 100);
+    let target_end = &mut pipes.target_ends[0];
+    target_end.feed(first, &mut pipes.disk, &mut pipes.messages);
+    let task = target_end.held.pop().unwrap();
+    assert!(target_end.buffers.remove(&task).is_some());
+    let completion = Completion {
+        status: BUSY,
+        ..Completion::default()
+    };
+    target_end.connection.respond(task, &completion).unwrap();
+    assert!(target_end.connection.outgoing().is_empty());
+    target_end.feed(rest, &mut pipes.disk, &mut pipes.messages);
+    assert!(target_end.buffers.is_empty());
+    pipes.run();
+    assert_eq!(pipes.error, None);
+    let statuses: Vec<u8> = pipes
+        .commands_done()
+        .iter()
+        .map(|done| done.status)
+        .collect();
+    assert_eq!(statuses, [BUSY]);
 }

@@ -94,9 +94,7 @@ impl Connection {
                         }
                         Progress::Header => self.header(),
                         Progress::Data(left) => match self.destination {
-                            Destination::TaskBuffer { task, offset }
-                                if self.command(task).is_some() =>
-                            {
+                            Destination::TaskBuffer { task, offset } if self.takes_data(task) => {
                                 let step = Step::Data(Placement {
                                     task,
                                     offset,
@@ -250,7 +248,8 @@ impl Connection {
         full.data_in(io, task, Some(buffer), offset, content, then)
     }
 
-    /// Ends a task with a SCSI Response. The response is delayed until the initiator has sent all requested data.
+    /// Ends a task with a SCSI Response. The response is delayed until the initiator has sent all requested data, which is
+    /// discarded from now on.
     pub fn respond(&mut self, task: TaskId, completion: &Completion<'_>) -> Result<(), NoSuchTask> {
         let (full, io) = self.full_mut()?;
         full.respond(io, task, completion)
@@ -375,6 +374,13 @@ impl Connection {
             drop,
             wake: wake.to_vec(),
         }
+    }
+
+    /// Returns true if the caller has a buffer for the data of the task. It releases the buffer with its response; the rest of
+    /// a data segment is then discarded.
+    fn takes_data(&self, task: TaskId) -> bool {
+        let task = self.full().and_then(|full| full.tasks.get(task));
+        task.is_some_and(|task| task.pending.is_none())
     }
 
     fn full(&self) -> Option<&FullFeature> {
