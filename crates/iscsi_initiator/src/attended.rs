@@ -98,9 +98,27 @@ impl Session {
         }
     }
 
-    /// Removes a command that the target aborted without a response.
-    pub(crate) fn forget(&mut self, itt: u32) {
-        self.initiator.forget(itt);
+    /// Removes a command that the target no longer has, and returns its write data.
+    pub(crate) fn forget(&mut self, itt: u32) -> Vec<u8> {
+        self.not_in_flight(itt);
+        self.initiator.forget(itt)
+    }
+
+    /// Removes a command that was not sent yet. Returns false for any other command.
+    pub(crate) fn withdraw(&mut self, itt: u32) -> bool {
+        let is_unsent = self.initiator.withdraw(itt);
+        if is_unsent {
+            self.not_in_flight(itt);
+        }
+        is_unsent
+    }
+
+    /// Returns true if a response may still arrive after later ones of its connection: the target sends it again.
+    pub(crate) fn may_send_again(&self) -> bool {
+        self.parameters().error_recovery_level > 0
+    }
+
+    fn not_in_flight(&mut self, itt: u32) {
         if let Some(cid) = self.in_flight.remove(&itt)
             && let Some(link) = self.links.get_mut(usize::from(cid))
         {

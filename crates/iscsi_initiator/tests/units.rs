@@ -17,6 +17,8 @@ const LUN_0: [u8; 8] = [0; 8];
 /// LUN 300 of Linux' LIO, which uses no flat space addressing.
 const LUN_300: [u8; 8] = [0x01, 0x2c, 0, 0, 0, 0, 0, 0];
 const WRITE_16: u8 = 0x8a;
+/// Function code (RFC 7143, 11.5.1).
+const ABORT_TASK: u8 = 1;
 
 /// A target with identical units.
 #[derive(Clone, Default)]
@@ -29,6 +31,8 @@ struct Script {
     serial: Vec<u8>,
     /// Operation code that ends its connection.
     fatal: Option<u8>,
+    /// Operation code of the command that another initiator's reset ends without a response, the first time.
+    reset_during: Option<u8>,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -41,6 +45,9 @@ struct Seen {
     /// Task management functions.
     functions: Vec<u8>,
     connections: Vec<TcpStream>,
+    was_reset: bool,
+    /// A unit attention is pending.
+    has_attention: bool,
 }
 
 impl Script {
@@ -96,18 +103,18 @@ impl Script {
                 0x02 => {
                     let function = header[1] & 0x7f;
                     self.seen.lock().expect("the log").functions.push(function);
-                    answer[..2].copy_from_slice(&[0x22, 0x80]);
+                    // ABORT TASK: the task does not exist.
+                    answer[..3].copy_from_slice(&[0x22, 0x80, u8::from(function == ABORT_TASK)]);
                 }
                 0x06 => answer[..2].copy_from_slice(&[0x26, 0x80]),
                 0x01 => {
                     let lun: [u8; 8] = header[8..16].try_into().expect("eight bytes");
-                    self.seen
-                        .lock()
-                        .expect("the log")
-                        .commands
-                        .push((lun, header[32]));
+                    let is_ended = self.record(lun, header[32]);
                     if self.fatal == Some(header[32]) {
                         return stream.shutdown(std::net::Shutdown::Both);
+                    }
+                    if is_ended {
+                        continue;
                     }
                     match self.command(lun, &header[32..48]) {
                         Some(data) => {
@@ -130,10 +137,8 @@ impl Script {
                             }
                         }
                         None => {
-                            // CHECK CONDITION: ILLEGAL REQUEST, LOGICAL UNIT NOT SUPPORTED.
                             answer[..4].copy_from_slice(&[0x21, 0x80, 0, 2]);
-                            out = vec![0, 18, 0x70, 0, 5, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0x25];
-                            out.extend([0; 5]);
+                            out = self.sense();
                         }
                     }
                 }
@@ -149,8 +154,33 @@ impl Script {
         }
     }
 
-    /// Returns the data of a command with status GOOD; `None` if the unit does not exist.
+    /// Records a command. Returns true if a reset ends it.
+    fn record(&self, lun: [u8; 8], operation: u8) -> bool {
+        let mut seen = self.seen.lock().expect("the log");
+        seen.commands.push((lun, operation));
+        let is_it = self.reset_during == Some(operation) && !seen.was_reset;
+        seen.was_reset |= is_it;
+        seen.has_attention |= is_it;
+        is_it
+    }
+
+    /// Returns the sense data of CHECK CONDITION: BUS DEVICE RESET FUNCTION OCCURRED, or LOGICAL UNIT NOT SUPPORTED.
+    fn sense(&self) -> Vec<u8> {
+        let mut seen = self.seen.lock().expect("the log");
+        let [key, code, qualifier] = match std::mem::take(&mut seen.has_attention) {
+            true => [6, 0x29, 0x03],
+            false => [5, 0x25, 0],
+        };
+        let mut data = vec![0, 18, 0x70, 0, key, 0, 0, 0, 0, 10];
+        data.extend([0, 0, 0, 0, code, qualifier, 0, 0, 0, 0]);
+        data
+    }
+
+    /// Returns the data of a command with status GOOD; `None` for CHECK CONDITION.
     fn command(&self, lun: [u8; 8], cdb: &[u8]) -> Option<Vec<u8>> {
+        if self.seen.lock().expect("the log").has_attention {
+            return None;
+        }
         if cdb[0] == 0xa0 {
             let length = 8 * self.luns.len() as u32;
             return Some([&length.to_be_bytes()[..], &[0; 4], self.luns.as_flattened()].concat());
@@ -340,6 +370,60 @@ fn logins_of_a_target_that_ends_each_session_extend_no_timeout() {
     let ended = write_block(&unit).recv_timeout(Duration::from_secs(10));
     assert!(matches!(ended, Ok(Ended::Lost)), "{ended:?}");
     assert!(script.seen.lock().expect("the log").logins > 2);
+}
+
+/// Without TAS in its Control mode page, a unit sends no response to the tasks that another initiator's reset ends.
+#[test]
+fn a_write_ended_by_a_reset_of_another_initiator_is_sent_again() {
+    let script = Script {
+        reset_during: Some(WRITE_16),
+        ..Script::with_naa([0x50, 1, 0x40, 0x5a, 0, 0, 0, 1])
+    };
+    let address = script.serve(TARGET);
+    let unit = open(&address, &address, true).expect("a unit");
+    let write = write_block(&unit);
+    // This command reports the reset.
+    let (sender, ready) = mpsc::channel();
+    let test_unit_ready = UnitCommand {
+        repeatable: true,
+        ..UnitCommand::default()
+    };
+    unit.submit(test_unit_ready, Arc::new(Sink(sender)), 1);
+    for ended in [write, ready] {
+        let ended = ended.recv_timeout(Duration::from_secs(10));
+        assert!(matches!(ended, Ok(Ended::Done(_))), "{ended:?}");
+    }
+    let seen = script.seen.lock().expect("the log");
+    let writes = seen.commands.iter().filter(|(_, code)| *code == WRITE_16);
+    assert_eq!(writes.count(), 2);
+    assert!(seen.functions.contains(&ABORT_TASK));
+    assert_eq!(seen.logins, 1, "the session stays");
+}
+
+/// A user aborts a command that the target no longer has.
+#[test]
+fn an_abort_of_a_task_that_does_not_exist_ends_the_command() {
+    let script = Script {
+        reset_during: Some(WRITE_16),
+        ..Script::with_naa([0x50, 1, 0x40, 0x5a, 0, 0, 0, 1])
+    };
+    let address = script.serve(TARGET);
+    let unit = open(&address, &address, true).expect("a unit");
+    let (sender, ended) = mpsc::channel();
+    let sink: Arc<dyn CommandSink> = Arc::new(Sink(sender));
+    let mut command = UnitCommand {
+        out: vec![7; 512],
+        repeatable: true,
+        ..UnitCommand::default()
+    };
+    (command.cdb[0], command.cdb[13]) = (WRITE_16, 1);
+    unit.submit(command, Arc::clone(&sink), 0);
+    while !script.has_received(WRITE_16) {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    unit.abort(&sink, 0);
+    let ended = ended.recv_timeout(Duration::from_secs(10));
+    assert!(matches!(ended, Ok(Ended::Cancelled)), "{ended:?}");
 }
 
 /// Loses the first path, then writes a block. Returns true if the write was answered.

@@ -364,9 +364,23 @@ impl Initiator {
         });
     }
 
-    /// Removes a command that a task management function ended without a response.
-    pub fn forget(&mut self, itt: u32) {
+    /// Removes a command that the target no longer has, and returns its write data.
+    pub fn forget(&mut self, itt: u32) -> Vec<u8> {
+        match self.tasks.remove(&itt).map(|task| task.kind) {
+            Some(Kind::Command(command)) => command.write,
+            _ => Vec::new(),
+        }
+    }
+
+    /// Removes a command that was not sent yet. Returns false for any other command.
+    pub fn withdraw(&mut self, itt: u32) -> bool {
+        let mut waiting = self.waiting.iter();
+        let Some(at) = waiting.position(|waiting| waiting.header.itt.get() == itt) else {
+            return false;
+        };
+        self.waiting.remove(at);
         self.tasks.remove(&itt);
+        true
     }
 
     /// Removes all commands of an ended session and returns them with their write data.

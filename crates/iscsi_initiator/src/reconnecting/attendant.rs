@@ -8,10 +8,11 @@ use std::time::{Duration, Instant};
 
 use block::Backoff;
 use iscsi::initiator::{CommandDone, Request};
+use iscsi::serial::before;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::paths;
-use super::retry::{Attempts, Verdict, is_change, is_other_path};
+use super::retry::{Attempts, Verdict, ends_others, is_change, is_other_path};
 use super::takeovers::Takeovers;
 use super::{
     CommandSink, Ended, ReconnectSettings, SharedSession, Task, UnitCommand, UnitEvent,
@@ -31,6 +32,10 @@ const FRUITLESS_PAUSE: Duration = Duration::from_millis(20);
 const LOSSES_MAX: u32 = 64;
 /// Function complete, and task does not exist (RFC 7143, 11.6.1).
 const FUNCTION_COMPLETE: u8 = 0;
+const NO_SUCH_TASK: u8 = 1;
+
+/// Maximum number of readiness checks in progress. There are several only if the unit ends or delays them.
+const QUERIES_MAX: usize = 4;
 
 /// Minimum interval between log lines about lost sessions.
 const WARNINGS_APART: Duration = Duration::from_secs(1);
@@ -78,6 +83,16 @@ struct Commands {
     running: HashMap<u32, Task>,
     /// ITTs of ABORT TASK, with the ITT of the aborted command.
     aborting: HashMap<u32, u32>,
+    /// ITTs of commands that the unit may have ended without a response. ABORT TASK shows whether it has them.
+    doubtful: VecDeque<u32>,
+}
+
+impl Commands {
+    /// Returns true if one more command of the thread itself may be sent.
+    fn may_query(&self) -> bool {
+        let all = self.running.values().chain(&self.waiting);
+        all.filter(|task| task.sink.is_none()).count() < QUERIES_MAX
+    }
 }
 
 /// Reports of the unit in this round.
@@ -236,14 +251,15 @@ impl Attendant {
         let Some(unit) = &mut self.unit else {
             return Ok(());
         };
-        let idle = self.commands.running.is_empty() && self.commands.waiting.is_empty();
-        if idle && now.duration_since(self.active) >= PING_AFTER {
-            // An idle unit can report a change only in response to a command.
+        let mut depth = self.settings.queue_depth;
+        if now.duration_since(self.active) >= PING_AFTER && self.commands.may_query() {
+            // A unit can report a change, or the end of all commands in flight, only in response to a command.
             self.active = now;
-            self.commands.waiting.push_back(test_unit_ready());
+            self.commands.waiting.push_front(test_unit_ready());
+            depth = depth.max(self.commands.running.len() + 1);
         }
         for _ in 0..self.commands.waiting.len() {
-            if self.commands.running.len() >= self.settings.queue_depth {
+            if self.commands.running.len() >= depth {
                 break;
             }
             let Some(mut task) = self.commands.waiting.pop_front() else {
@@ -307,14 +323,49 @@ impl Attendant {
             let Some(command) = self.commands.aborting.remove(&itt) else {
                 continue;
             };
-            // If the target does not have the task, the command's response has arrived or will arrive.
-            if response == FUNCTION_COMPLETE
-                && let Some(task) = self.commands.running.remove(&command)
+            let Some(unit) = &mut self.unit else { return };
+            let session = unit.session();
+            // The response of a command precedes that of its ABORT TASK, unless it is sent again.
+            let is_gone = match response {
+                FUNCTION_COMPLETE => true,
+                NO_SUCH_TASK => !session.may_send_again(),
+                _ => false,
+            };
+            if is_gone && let Some(task) = self.commands.running.remove(&command) {
+                let written = session.forget(command);
+                self.ended_without_response(task, written);
+            }
+        }
+        self.ask_for_doubtful();
+    }
+
+    /// Handles a command that the target no longer has.
+    fn ended_without_response(&mut self, mut task: Task, written: Vec<u8>) {
+        task.losses += 1;
+        if task.is_aborted {
+            task.end(Ended::Cancelled);
+        } else if task.command.repeatable && task.losses < LOSSES_MAX {
+            task.command.out = written;
+            self.commands.waiting.push_front(task);
+        } else {
+            task.end(Ended::Lost);
+        }
+    }
+
+    /// Sends ABORT TASK for the next command that the unit may have ended. One at a time: targets must accept only one
+    /// immediate task management function (RFC 7143, 4.2.2.1).
+    fn ask_for_doubtful(&mut self) {
+        let Some(unit) = &mut self.unit else { return };
+        let lun = unit.lun();
+        while self.commands.aborting.is_empty() {
+            let Some(itt) = self.commands.doubtful.pop_front() else {
+                return;
+            };
+            // An ended session is detected by all its users; no error handling is needed here.
+            if self.commands.running.contains_key(&itt)
+                && let Ok(abort) = unit.session().abort(itt, lun)
             {
-                if let Some(unit) = &mut self.unit {
-                    unit.session().forget(command);
-                }
-                task.end(Ended::Cancelled);
+                self.commands.aborting.insert(abort, itt);
             }
         }
     }
@@ -325,17 +376,8 @@ impl Attendant {
         let session = unit.session();
         let (lost, losses) = (session.take_lost(), session.take_losses());
         for (itt, written) in lost {
-            let Some(mut task) = self.commands.running.remove(&itt) else {
-                continue;
-            };
-            task.losses += 1;
-            if task.is_aborted {
-                task.end(Ended::Cancelled);
-            } else if task.command.repeatable && task.losses < LOSSES_MAX {
-                task.command.out = written;
-                self.commands.waiting.push_front(task);
-            } else {
-                task.end(Ended::Lost);
+            if let Some(task) = self.commands.running.remove(&itt) {
+                self.ended_without_response(task, written);
             }
         }
         if losses > 0 {
@@ -353,6 +395,12 @@ impl Attendant {
         self.fruitless.is_fruitful = true;
         self.outage = None;
         self.reports.has_changed |= is_change(&done) || task.command.changes_unit();
+        if ends_others(&done) {
+            // The unit reports this to the first command that it begins afterwards. Older ones without a response may be gone.
+            let older = self.commands.running.keys().copied();
+            let older = older.filter(|itt| before(*itt, done.itt));
+            self.commands.doubtful.extend(older);
+        }
         let limit = self.settings.replacement_timeout;
         let verdict = match task.command.as_is {
             true => Verdict::Over,
@@ -398,6 +446,12 @@ impl Attendant {
         if let (Some((itt, task)), Some(unit)) = (running, &mut self.unit) {
             task.is_aborted = true;
             let (itt, lun) = (*itt, unit.lun());
+            if unit.session().withdraw(itt) {
+                if let Some(task) = self.commands.running.remove(&itt) {
+                    task.end(Ended::Cancelled);
+                }
+                return;
+            }
             // An ended session is detected by all its users; no error handling is needed here.
             if let Ok(abort) = unit.session().abort(itt, lun) {
                 self.commands.aborting.insert(abort, itt);
@@ -449,6 +503,7 @@ impl Attendant {
         };
         self.unit = None;
         self.commands.aborting.clear();
+        self.commands.doubtful.clear();
         for (itt, mut task) in self.commands.running.drain() {
             task.losses += 1;
             match unsent.remove(&itt) {

@@ -131,6 +131,20 @@ pub fn is_change(done: &CommandDone) -> bool {
         && sense.is_some_and(|sense| matches!(sense.code, 0x28 | 0x2a | 0x3f))
 }
 
+/// Returns true if the unit may have ended commands of this session without a response: after a reset (29h), after other
+/// initiators' CLEAR TASK SET (2Fh) and PREEMPT AND ABORT (2Ah/03h, 2Ah/05h), if TAS of its Control mode page is 0 (SPC-4,
+/// 7.5.8).
+pub(super) fn ends_others(done: &CommandDone) -> bool {
+    let sense = Sense::parse(&done.sense).filter(|sense| sense.key == Sense::UNIT_ATTENTION);
+    done.status == CHECK_CONDITION
+        && sense.is_some_and(|sense| {
+            matches!(
+                (sense.code, sense.qualifier),
+                (0x29 | 0x2f, _) | (0x2a, 0x03 | 0x05)
+            )
+        })
+}
+
 /// Returns true if the response requires another path (SPC-5, 5.16: standby, unavailable, offline).
 pub(super) fn is_other_path(done: &CommandDone) -> bool {
     let sense = Sense::parse(&done.sense).filter(|sense| sense.key == NOT_READY);
@@ -212,6 +226,15 @@ mod tests {
         );
         assert!(!is_other_path(&done(CHECK_CONDITION, 3, 4, 0x0b)));
         assert!(!is_other_path(&done(BUSY, 2, 4, 0x0b)));
+    }
+
+    #[test]
+    fn resets_and_preemptions_end_other_commands() {
+        for (code, qualifier) in [(0x29, 0), (0x29, 3), (0x2f, 0), (0x2a, 3), (0x2a, 5)] {
+            assert!(ends_others(&done(CHECK_CONDITION, 6, code, qualifier)));
+        }
+        assert!(!ends_others(&done(CHECK_CONDITION, 6, 0x2a, 9)));
+        assert!(!ends_others(&done(CHECK_CONDITION, 5, 0x29, 0)));
     }
 
     #[test]
