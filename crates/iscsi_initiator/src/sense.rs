@@ -67,6 +67,18 @@ impl Sense {
     /// UNIT ATTENTION.
     pub const UNIT_ATTENTION: u8 = 6;
 
+    /// Returns true for deferred sense data (SPC-4, 4.5.5): they concern an earlier command, and the command that they arrive
+    /// with was not executed.
+    pub fn is_deferred(data: &[u8]) -> bool {
+        matches!(data.first().map(|first| first & 0x7f), Some(0x71 | 0x73))
+    }
+
+    /// Returns true if a command with CHECK CONDITION was executed: NO SENSE or RECOVERED ERROR, not deferred.
+    pub fn is_success(data: &[u8]) -> bool {
+        let sense = Sense::parse(data);
+        sense.is_some_and(|sense| sense.key <= 1) && !Sense::is_deferred(data)
+    }
+
     /// Parses fixed and descriptor format.
     pub fn parse(data: &[u8]) -> Option<Sense> {
         let at = |index: usize| data.get(index).copied().unwrap_or(0);

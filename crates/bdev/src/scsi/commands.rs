@@ -8,7 +8,7 @@ use block::{
     IoRequest, ScsiAnswer, ScsiCommand, encode_extents,
 };
 use guest_memory::IoBuffer;
-use iscsi_initiator::{CommandDone, UnitCommand, UnitInfo, parse_extents};
+use iscsi_initiator::{CommandDone, Sense, UnitCommand, UnitInfo, parse_extents};
 use scsi::cdb::{self, FUA, UNMAP_BIT, cdb10, cdb16};
 use scsi::opcode::{
     READ_10, READ_16, SYNCHRONIZE_CACHE_10, SYNCHRONIZE_CACHE_16, WRITE_16, WRITE_SAME_16,
@@ -315,13 +315,19 @@ pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> Io
     if done.response != 0 {
         return Err(medium.into());
     }
+    // The missing part of partial data is not zeroes. A unit may also end a transfer at a recovered error (DTE, SBC-4, 6.5).
+    let is_partial = match io.kind {
+        IoKind::Read => done.data.len() as u64 != step_bytes || done.residual < 0,
+        IoKind::BlockStatus => false,
+        _ => done.residual < 0,
+    };
     match done.status {
-        // GOOD with partial data: the missing part is not zeroes.
-        GOOD if io.kind == IoKind::Read && done.data.len() as u64 != step_bytes => {
-            Err(medium.into())
-        }
-        GOOD if done.residual < 0 && io.kind != IoKind::BlockStatus => Err(medium.into()),
+        GOOD if is_partial => Err(medium.into()),
         GOOD => Ok(()),
+        CHECK_CONDITION if Sense::is_success(&done.sense) => match is_partial {
+            true => Err(medium.into()),
+            false => Ok(()),
+        },
         CHECK_CONDITION => refused(medium, done),
         RESERVATION_CONFLICT => Err(IoError::with_errno(medium, libc::EBADE)),
         _ => Err(medium.into()),
@@ -329,12 +335,10 @@ pub(super) fn outcome(io: &IoRequest, step_bytes: u64, done: &CommandDone) -> Io
 }
 
 fn refused(medium: IoErrorKind, done: &CommandDone) -> IoOutcome {
-    let Some(sense) = iscsi_initiator::Sense::parse(&done.sense) else {
+    let Some(sense) = Sense::parse(&done.sense) else {
         return Err(medium.into());
     };
     let kind = match (sense.key, sense.code, sense.qualifier) {
-        // No sense, recovered error.
-        (0 | 1, ..) => return Ok(()),
         (2, ..) | (5, 0x25, _) => IoErrorKind::Offline,
         (5, 0x21, _) => IoErrorKind::OutOfRange,
         (5, ..) => IoErrorKind::Unsupported,
@@ -354,7 +358,7 @@ fn refused(medium: IoErrorKind, done: &CommandDone) -> IoOutcome {
 /// Returns true if the unit does not support this command or form.
 pub(super) fn is_unknown_command(done: &CommandDone) -> bool {
     const ILLEGAL_REQUEST: u8 = 5;
-    let sense = iscsi_initiator::Sense::parse(&done.sense);
+    let sense = Sense::parse(&done.sense);
     done.status == CHECK_CONDITION
         && sense
             .is_some_and(|sense| sense.key == ILLEGAL_REQUEST && matches!(sense.code, 0x20 | 0x24))
@@ -544,6 +548,32 @@ mod tests {
             outcome(&read, 1024, &answer(GOOD, [0; 3])).map_err(|e| e.kind),
             Err(IoErrorKind::ReadMedium)
         );
+    }
+
+    #[test]
+    fn recovered_error_with_partial_data_or_deferred_is_an_error() {
+        let answer = |format: u8, bytes: usize, residual: i64| CommandDone {
+            status: CHECK_CONDITION,
+            sense: vec![format, 1, 0x18, 0, 0, 0, 0, 0],
+            data: vec![0; bytes],
+            residual,
+            ..CommandDone::default()
+        };
+        let kind = |io: &IoRequest, done: &CommandDone| {
+            outcome(io, io.length, done).map_err(|error| error.kind)
+        };
+        let read = IoRequest::read(0, 1024);
+        assert_eq!(kind(&read, &answer(0x72, 1024, 0)), Ok(()));
+        let partial = Err(IoErrorKind::ReadMedium);
+        assert_eq!(kind(&read, &answer(0x72, 512, -512)), partial);
+        for io in [IoRequest::write(0, 1024), IoRequest::flush()] {
+            assert_eq!(kind(&io, &answer(0x72, 0, 0)), Ok(()));
+            let lost = Err(IoErrorKind::WriteMedium);
+            assert_eq!(kind(&io, &answer(0x73, 0, 0)), lost, "deferred");
+        }
+        let partial = Err(IoErrorKind::WriteMedium);
+        let write = IoRequest::write(0, 1024);
+        assert_eq!(kind(&write, &answer(0x72, 0, -512)), partial);
     }
 
     #[test]

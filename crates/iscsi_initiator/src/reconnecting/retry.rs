@@ -12,6 +12,8 @@ const BUSY: u8 = 0x08;
 const TASK_SET_FULL: u8 = 0x28;
 const TASK_ABORTED: u8 = 0x40;
 
+const NO_SENSE: u8 = 0;
+const RECOVERED_ERROR: u8 = 1;
 const NOT_READY: u8 = 2;
 const ABORTED_COMMAND: u8 = 0x0b;
 /// In the process of becoming ready.
@@ -90,6 +92,14 @@ impl Attempts {
                 again(&mut self.aborted, ABORTED_MAX)
             }
             TASK_ABORTED if repeatable => again(&mut self.aborted, ABORTED_MAX),
+            // The error of an earlier command was recovered, and this command was not executed.
+            CHECK_CONDITION
+                if repeatable
+                    && Sense::is_deferred(&done.sense)
+                    && (is(NO_SENSE) || is(RECOVERED_ERROR)) =>
+            {
+                again(&mut self.aborted, ABORTED_MAX)
+            }
             CHECK_CONDITION
                 if is(NOT_READY)
                     && sense.is_some_and(|s| {
@@ -189,6 +199,10 @@ mod tests {
         ] {
             assert_eq!(judge(&over), Verdict::Over, "{over:?}");
         }
+        let mut deferred = done(CHECK_CONDITION, RECOVERED_ERROR, 0x18, 0);
+        assert_eq!(judge(&deferred), Verdict::Over);
+        deferred.sense[0] = 0x73;
+        assert_eq!(judge(&deferred), Verdict::Again);
         // The command may have taken effect.
         let aborted = done(CHECK_CONDITION, 0x0b, 0, 0);
         let once = Attempts::default().judge(&aborted, false, now, Duration::ZERO);
