@@ -195,6 +195,7 @@ pub struct Session {
     pub(crate) portal: Portal,
     target: Option<String>,
     initiator_name: String,
+    portal_group: Option<u16>,
     pub(crate) timeout: Duration,
     /// Time of the last received bytes, or of the first request in flight.
     last_received: Instant,
@@ -306,6 +307,7 @@ impl Session {
             portal: portal.clone(),
             target: target.map(str::to_owned),
             initiator_name,
+            portal_group: None,
             timeout: options.timeout,
             last_received: Instant::now(),
             in_flight: HashMap::new(),
@@ -367,6 +369,11 @@ impl Session {
     /// Returns the portal.
     pub fn portal(&self) -> &Portal {
         &self.portal
+    }
+
+    /// Returns the tag of the portal group, if the target sent it. With ISID and names it identifies the session.
+    pub(crate) fn portal_group(&self) -> Option<u16> {
+        self.portal_group
     }
 
     /// Returns the negotiated parameters.
@@ -673,7 +680,10 @@ impl Session {
                     portal: self.portal.clone(),
                 });
             }
-            Event::LoggedIn(_) | Event::Async { .. } => {}
+            Event::LoggedIn(result) => {
+                self.portal_group = self.portal_group.or(result.portal_group_tag);
+            }
+            Event::Async { .. } => {}
             other => self.other.push_back(other),
         }
         Ok(())

@@ -33,6 +33,8 @@ struct Script {
     fatal: Option<u8>,
     /// Operation code of the command that another initiator's reset ends without a response, the first time.
     reset_during: Option<u8>,
+    /// Each login reaches another portal group.
+    has_groups: bool,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -97,8 +99,10 @@ impl Script {
                     answer[8..14].copy_from_slice(&header[8..14]);
                     let is_last = header[1] & 0x83 == 0x83;
                     answer[15] = u8::from(is_last);
-                    out = login_keys(header[1], &data);
-                    self.seen.lock().expect("the log").logins += u32::from(is_last);
+                    let mut seen = self.seen.lock().expect("the log");
+                    let group = 1 + u32::from(self.has_groups) * seen.logins;
+                    out = login_keys(header[1], &data, group);
+                    seen.logins += u32::from(is_last);
                 }
                 0x02 => {
                     let function = header[1] & 0x7f;
@@ -216,9 +220,9 @@ impl Script {
 }
 
 /// Returns the response to the keys of a Login Request.
-fn login_keys(flags: u8, data: &[u8]) -> Vec<u8> {
+fn login_keys(flags: u8, data: &[u8], group: u32) -> Vec<u8> {
     if flags >> 2 & 3 == 0 {
-        return b"AuthMethod=None\0TargetPortalGroupTag=1\0".to_vec();
+        return format!("AuthMethod=None\0TargetPortalGroupTag={group}\0").into_bytes();
     }
     let mut answer = b"MaxRecvDataSegmentLength=262144\0".to_vec();
     for pair in data.split(|byte| *byte == 0) {
@@ -370,6 +374,37 @@ fn logins_of_a_target_that_ends_each_session_extend_no_timeout() {
     let ended = write_block(&unit).recv_timeout(Duration::from_secs(10));
     assert!(matches!(ended, Ok(Ended::Lost)), "{ended:?}");
     assert!(script.seen.lock().expect("the log").logins > 2);
+}
+
+/// A session through another portal group does not replace the lost one, whose writes may still be executed.
+#[test]
+fn unit_is_reset_if_the_portal_group_is_another_one() {
+    const LOGICAL_UNIT_RESET: u8 = 5;
+    for has_groups in [false, true] {
+        let script = Script {
+            has_groups,
+            ..Script::with_naa([0x50, 1, 0x40, 0x5a, 0, 0, 0, 1])
+        };
+        let settings = ReconnectSettings {
+            address: script.serve(TARGET),
+            paths: Vec::new(),
+            trusts_paths: false,
+            known: KnownUnits::default(),
+            session: options(),
+            queue_depth: 4,
+            replacement_timeout: Duration::from_secs(10),
+        };
+        let (unit, _) = ReconnectingUnit::open(settings, Box::new(|_| ())).expect("a unit");
+        let connections = std::mem::take(&mut script.seen.lock().expect("the log").connections);
+        for connection in connections {
+            connection.shutdown(std::net::Shutdown::Both).ok();
+        }
+        let ended = write_block(&unit).recv_timeout(Duration::from_secs(10));
+        assert!(matches!(ended, Ok(Ended::Done(_))), "{ended:?}");
+        let seen = script.seen.lock().expect("the log");
+        assert_eq!(seen.logins, 2);
+        assert_eq!(seen.functions.contains(&LOGICAL_UNIT_RESET), has_groups);
+    }
 }
 
 /// Without TAS in its Control mode page, a unit sends no response to the tasks that another initiator's reset ends.

@@ -58,6 +58,8 @@ pub(super) struct Attendant {
     unit: Option<Unit>,
     /// Path of the current or last session.
     path: usize,
+    /// Portal group of the current or last session.
+    portal_group: Option<u16>,
     /// Path of the next attempt.
     next_path: usize,
     down: Option<Down>,
@@ -151,10 +153,11 @@ impl Attendant {
     pub fn new(
         shared: Arc<SharedSession>,
         settings: ReconnectSettings,
-        (unit, path): (Unit, usize),
+        (mut unit, path): (Unit, usize),
         observer: UnitObserver,
     ) -> Attendant {
         Attendant {
+            portal_group: unit.session().portal_group(),
             shared,
             settings,
             observer,
@@ -589,13 +592,16 @@ impl Attendant {
         if !self.settings.is_usable((is, path), (was, self.path)) {
             return Err(is_another(is, was));
         }
-        if path != self.path {
+        // A login to another portal group, for example after a redirection, does not end the old session (RFC 7143, 6.3.5).
+        let same_session = path == self.path && unit.session().portal_group() == self.portal_group;
+        if !same_session {
             paths::fence(&mut unit).map_err(to_text)?;
         }
         Ok((unit, path))
     }
 
-    fn back(&mut self, unit: Unit) {
+    fn back(&mut self, mut unit: Unit) {
+        self.portal_group = unit.session().portal_group();
         let waited = self
             .down
             .take()
