@@ -395,6 +395,10 @@ impl LogicalUnit {
         let mut state = self.state();
         let is_gone = |known: &Weak<Nexus>| std::ptr::eq(known.as_ptr(), Arc::as_ptr(nexus));
         state.nexuses.retain(|known| !is_gone(known));
+        state
+            .lost_nexuses
+            .retain(|known| known.strong_count() > 0 && !is_gone(known));
+        state.lost_nexuses.push(Arc::downgrade(nexus));
         state.nexus_lost(nexus);
         self.refresh_word(&state);
         nexus.drop_attentions(self.id);

@@ -128,13 +128,14 @@ impl LogicalUnit {
             .iter()
             .filter(|notice| notice.who.daemon == DaemonId::THIS)
         {
-            for nexus in state.nexuses_of(&notice.who) {
-                if let Some(code) = notice.code {
+            if let Some(code) = notice.code {
+                for nexus in state.nexuses_of(&notice.who) {
                     nexus.push_attention(self.id(), code);
                 }
-                if notice.abort {
-                    aborted.push(nexus.id());
-                }
+            }
+            if notice.abort {
+                let nexuses = state.nexuses_to_abort(&notice.who);
+                aborted.extend(nexuses.map(|nexus| nexus.id()));
             }
         }
         state.allow_removal_by_lost(&old);

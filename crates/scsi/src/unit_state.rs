@@ -123,6 +123,8 @@ pub(crate) struct UnitState {
     pub info: DiskInfo,
     pub modes: ModePages,
     pub nexuses: Vec<Weak<Nexus>>,
+    /// Lost nexuses. Their tasks may still have I/O in flight until they are dropped.
+    pub lost_nexuses: Vec<Weak<Nexus>>,
     /// Ports of all targets that have the unit, by number: [`UnitState::ports`].
     pub attached_ports: Vec<Arc<TargetPort>>,
     pub reservations: Reservations,
@@ -199,6 +201,7 @@ impl UnitState {
             reservations: Reservations::default(),
             info,
             nexuses: Vec::new(),
+            lost_nexuses: Vec::new(),
             attached_ports: Vec::new(),
             medium: Medium {
                 loaded: true,
@@ -360,6 +363,13 @@ impl UnitState {
             .iter()
             .filter_map(Weak::upgrade)
             .filter(|nexus| who.is(nexus))
+    }
+
+    /// Returns the nexuses whose tasks PREEMPT AND ABORT must end: also lost ones, whose I/O in flight could otherwise change
+    /// the medium after the response.
+    pub fn nexuses_to_abort(&self, who: &Registrant) -> impl Iterator<Item = Arc<Nexus>> {
+        let all = self.nexuses.iter().chain(&self.lost_nexuses);
+        all.filter_map(Weak::upgrade).filter(|nexus| who.is(nexus))
     }
 
     /// Adds the unit attentions of a reservation service.

@@ -215,17 +215,12 @@ fn clear_reports_preemption_to_other_registrants() {
     assert_eq!(read(&mut bed, 0), [0, 0, 0, 3, 0, 0, 0, 0]);
 }
 
-#[test]
-fn preempt_and_abort_takes_over_and_names_the_tasks() {
-    let mut bed = Bed::new(512, 2048);
-    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
-    out(&mut bed, &one, REGISTER, 0, 0, 1);
-    out(&mut bed, &two, REGISTER, 0, 0, 2);
-    out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
+/// Executes PREEMPT AND ABORT of key 1 by the nexus with key 2. Returns its response before the abort.
+fn preempt_and_abort(bed: &Bed, two: &Arc<Nexus>) -> Response {
     let view = bed.target.view();
     let cdb = [0x5f, PREEMPT_AND_ABORT, 3, 0, 0, 0, 0, 0, 24, 0];
     let plan = view.begin(&Command {
-        nexus: &two,
+        nexus: two,
         lun: Lun::unit(0),
         cdb: &cdb,
         attribute: TaskAttribute::Simple,
@@ -238,6 +233,17 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
     let Plan::Done(response) = pending.with_data(list(2, 1, 0)) else {
         panic!("no answer")
     };
+    response
+}
+
+#[test]
+fn preempt_and_abort_takes_over_and_names_the_tasks() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (Arc::clone(&bed.nexus), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
+    let response = preempt_and_abort(&bed, &two);
     assert_eq!(response.status, Status::Good);
     let scope = response.abort.expect("tasks to abort");
     let unit = bed.unit(0).id();
@@ -262,6 +268,28 @@ fn preempt_and_abort_takes_over_and_names_the_tasks() {
         bed.run_as(&two, 0, &write, &[0; 512], 0).status,
         Status::Good
     );
+}
+
+/// The connections of a lost session end only after their I/O. Until then the victim's writes may reach the medium.
+#[test]
+fn preempt_and_abort_includes_lost_nexuses_with_tasks() {
+    let mut bed = Bed::new(512, 2048);
+    let (one, two) = (bed.other_nexus(3), bed.other_nexus(2));
+    out(&mut bed, &one, REGISTER, 0, 0, 1);
+    out(&mut bed, &two, REGISTER, 0, 0, 2);
+    out(&mut bed, &one, RESERVE_OUT, 3, 1, 0);
+    let unit = bed.unit(0).id();
+    let nexus = one.id();
+    // A connection holds the nexus while its I/O drains.
+    bed.target.detach_nexus(&one);
+    let scope = preempt_and_abort(&bed, &two).abort.expect("tasks to abort");
+    assert!(scope.matches(TaskTag { nexus, unit }));
+    out(&mut bed, &two, RELEASE_OUT, 3, 2, 0);
+    let again = bed.other_nexus(3);
+    out(&mut bed, &again, REGISTER, 0, 0, 1);
+    drop(one);
+    let scope = preempt_and_abort(&bed, &two).abort.expect("tasks to abort");
+    assert!(!scope.matches(TaskTag { nexus, unit }));
 }
 
 /// SPC-4, 5.13.11.2.6, and SBC-4, 5.15: a preempted initiator cannot withdraw its prevention.

@@ -370,7 +370,7 @@ fn initiator_ports(state: &UnitState, ids: &[TransportId]) -> Result<Vec<Transpo
 
 /// Returns GOOD, to be sent after the abort of these registrants' tasks.
 fn answer(unit: &LogicalUnit, state: &UnitState, aborts: &[Registrant]) -> Response {
-    let nexuses = aborts.iter().flat_map(|who| state.nexuses_of(who));
+    let nexuses = aborts.iter().flat_map(|who| state.nexuses_to_abort(who));
     let nexuses: Vec<_> = nexuses.map(|nexus| nexus.id()).collect();
     let mut response = Response::good();
     if !nexuses.is_empty() {
