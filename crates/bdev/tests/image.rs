@@ -325,7 +325,7 @@ fn aborted_discard_does_not_zero_a_later_write() {
     let discard = worker.submit(IoRequest::discard(0, CLUSTER), IoBuffer::default());
     worker.backend.abort(&mut worker.ring, Tag(discard));
     // With any outcome: afterwards the discard has no effect.
-    let _ = worker.wait(discard);
+    drop(worker.wait(discard));
     worker.write(0, &[3; BLOCK]).unwrap();
     assert_eq!(worker.wait(allocation).0, Ok(()));
     // The owner executes discards in their order.

@@ -36,6 +36,9 @@ pub(super) struct UnitProfile {
     unmap_max: u64,
     write_same_max: u64,
     write_cache: Option<bool>,
+    /// The unit may have a write cache, which it had not when the disk was opened. Clients do not flush, so every write must be durable.
+    /// Updated when the unit reports a change.
+    pub must_write_through: Arc<AtomicBool>,
     fua: bool,
     /// The unit supports the 10-byte commands only (MMC-6).
     is_optical: bool,
@@ -84,6 +87,7 @@ impl UnitProfile {
             unmap_max: range(properties.unmap_max.map(u64::from)),
             write_same_max: range(properties.write_same_max),
             write_cache: properties.write_cache,
+            must_write_through: Arc::default(),
             fua: properties.fua,
         }
     }
@@ -138,7 +142,7 @@ impl UnitProfile {
             IoKind::Write => {
                 let bytes = left.min(self.transfer_max);
                 let mut cdb = cdb16(WRITE_16, block, blocks(bytes));
-                if io.flags.has(IoFlags::FUA) && self.fua {
+                if self.is_durable(io) && self.fua {
                     cdb[1] = FUA;
                 }
                 step(cdb, read_out(done, bytes), 0, bytes)
@@ -205,16 +209,24 @@ impl UnitProfile {
 
     /// A unit without SYNCHRONIZE CACHE has nothing to flush, unless it reports a write cache.
     pub fn is_flush_needless(&self) -> bool {
-        self.write_cache != Some(true)
+        self.write_cache != Some(true) && !self.writes_through()
+    }
+
+    /// Returns true if the unit may have a cache that clients do not know of.
+    fn writes_through(&self) -> bool {
+        self.write_cache == Some(false) && self.must_write_through.load(Ordering::Relaxed)
+    }
+
+    /// Returns true if the data must be durable with the response.
+    fn is_durable(&self, io: &IoRequest) -> bool {
+        io.flags.has(IoFlags::FUA) || self.writes_through()
     }
 
     /// Returns true if a flush must follow: the unit may have a cache, and lacks FUA or the command has no FUA bit.
     pub fn flushes_after(&self, io: &IoRequest) -> bool {
         let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
-        io.modifies()
-            && io.flags.has(IoFlags::FUA)
-            && self.write_cache != Some(false)
-            && !is_sent_with_fua
+        let may_cache = self.write_cache != Some(false) || self.writes_through();
+        io.modifies() && self.is_durable(io) && may_cache && !is_sent_with_fua
     }
 
     /// Converts GET LBA STATUS data to the block status of a range. Unmapped blocks are holes only if they read as zeroes; blocks without a
@@ -475,6 +487,25 @@ mod tests {
             UnitProfile::of(&unit).flushes_after(&write)
                 && !UnitProfile::of(&unit).is_flush_needless()
         );
+    }
+
+    #[test]
+    fn every_write_is_durable_after_a_unit_has_got_a_cache() {
+        let mut unit = unit();
+        unit.properties.write_cache = Some(false);
+        for fua in [true, false] {
+            unit.properties.fua = fua;
+            let profile = UnitProfile::of(&unit);
+            let write = IoRequest::write(0, 512);
+            assert_eq!(step(&profile, &write, 0).command.cdb[1], 0);
+            assert!(!profile.flushes_after(&write));
+            profile.must_write_through.store(true, Ordering::Relaxed);
+            let flag = if fua { FUA } else { 0 };
+            assert_eq!(step(&profile, &write, 0).command.cdb[1], flag);
+            assert_eq!(profile.flushes_after(&write), !fua);
+            assert!(profile.flushes_after(&IoRequest::write_zeroes(0, 512)));
+            assert!(!profile.flushes_after(&IoRequest::read(0, 512)));
+        }
     }
 
     #[test]

@@ -117,6 +117,9 @@ impl ScsiDisk {
         let zeroes = Arc::clone(&profile.unmapped_zeroes);
         // Set only here.
         watch.unmapped_zeroes.set(zeroes).ok();
+        let must_write_through = Arc::clone(&profile.must_write_through);
+        // Set only here.
+        watch.must_write_through.set(must_write_through).ok();
         let unit = ServedUnit {
             info: disk_info(
                 &info,
@@ -145,6 +148,7 @@ pub(crate) struct Watch {
     state: RemoteState,
     capacity: OnceLock<(Geometry, Arc<Capacity>)>,
     unmapped_zeroes: OnceLock<Arc<AtomicBool>>,
+    must_write_through: OnceLock<Arc<AtomicBool>>,
 }
 
 impl Watch {
@@ -155,12 +159,12 @@ impl Watch {
             }
             UnitEvent::Up(info) => {
                 self.state.set_ready();
-                self.take_provisioning(info);
+                self.take_properties(info);
                 self.resized(info);
                 self.state.notify_change();
             }
             UnitEvent::Changed(info) => {
-                self.take_provisioning(info);
+                self.take_properties(info);
                 if self.resized(info) {
                     self.state.notify_change();
                 }
@@ -168,9 +172,13 @@ impl Watch {
         }
     }
 
-    fn take_provisioning(&self, info: &UnitInfo) {
+    fn take_properties(&self, info: &UnitInfo) {
         if let Some(zeroes) = self.unmapped_zeroes.get() {
             zeroes.store(info.zeroes, Ordering::Relaxed);
+        }
+        if let Some(must_write_through) = self.must_write_through.get() {
+            let may_cache = info.properties.write_cache != Some(false);
+            must_write_through.store(may_cache, Ordering::Relaxed);
         }
     }
 
