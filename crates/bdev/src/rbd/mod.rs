@@ -21,8 +21,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use block::{Capacity, CompareAndWrite, DiskInfo, Geometry};
 use librbd::{Cluster, ClusterConfig, Image, ImageName};
 
-pub use self::lock::RbdLock;
 use self::cached_changes::CachedChanges;
+pub use self::lock::RbdLock;
 use self::medium::ImageMedium;
 use self::peers::Peers;
 use self::presence::Presence;
