@@ -97,6 +97,35 @@ fn writes_after_a_failed_start_are_detected() {
 }
 
 #[test]
+fn job_of_a_disk_that_was_resized_or_removed_does_not_begin() {
+    use crate::jobs::{Job, JobKind};
+    use crate::objects::{Change, EventBus};
+
+    let folder = tempfile::tempdir().unwrap();
+    let config = config(folder.path(), &["d0=ram:1M"], &[]);
+    let running = start(config, StartOptions::default()).unwrap();
+    let manager = running.manager.as_ref().unwrap().manager();
+    let context = running.overview.context(manager, EventBus::default());
+    let disk = Arc::clone(&running.overview.live().disks["d0"]);
+    let job = Job::new(&disk, JobKind::Backup, None);
+    context.check_unchanged(&disk, &job).unwrap();
+    disk.resize(2 << 20).unwrap();
+    let refused = context.check_unchanged(&disk, &job).unwrap_err();
+    assert!(refused.to_string().contains("was resized"), "{refused}");
+    let job = Job::new(&disk, JobKind::Backup, None);
+    let remove = Work::Change(Box::new(Change::RemoveDisk("d0".to_owned())));
+    let manager = running.manager.as_ref().unwrap().manager();
+    manager
+        .change_blocking(remove, ChangeOptions::default())
+        .unwrap();
+    let refused = context.check_unchanged(&disk, &job).unwrap_err();
+    assert!(
+        refused.to_string().contains("no longer exists"),
+        "{refused}"
+    );
+}
+
+#[test]
 fn a_socket_in_a_folder_that_is_made_later_waits_and_opens() {
     let folder = tempfile::tempdir().unwrap();
     let exports = ["d0:@good.sock", "d1:@later/1.sock"];

@@ -238,7 +238,7 @@ fn prepare(
                 Work::Push(Box::new(copying))
             }
             Destination::Pull(address) => {
-                super::copy::check_not_shared(&disk)?;
+                super::copy::check_source(&context, &disk, &its_job)?;
                 let incremental =
                     names.map(|names| Incremental::prepare(&context, &disk, names, None));
                 let incremental = incremental.transpose()?;

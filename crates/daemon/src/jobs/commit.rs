@@ -46,7 +46,8 @@ pub fn start_commit(context: &Context, disk: &str, speed: u64) -> Result<Arc<Job
     job.set(None, Some(speed));
     job.control().orders.switches = true;
     let job = context.jobs.begin(job)?;
-    let begun = begin(context, &disk, &device);
+    let unchanged = context.check_unchanged(&disk, &job);
+    let begun = unchanged.and_then(|()| begin(context, &disk, &device));
     let (opened, mirror, discard) = match begun {
         Ok(begun) => begun,
         Err(refusal) => {

@@ -220,8 +220,26 @@ fn loses_data(disk: &BlockDeviceConfig, target: &BlockDeviceConfig) -> bool {
     }
 }
 
-/// Checks that no other host writes to a disk.
-pub(super) fn check_not_shared(disk: &Disk) -> Result<(), Refusal> {
+impl Context {
+    /// Checks that a disk was neither resized nor removed until its job began, which prevents both.
+    pub(crate) fn check_unchanged(&self, disk: &Arc<Disk>, job: &Job) -> Result<(), Refusal> {
+        let (disk, total) = (Arc::clone(disk), job.total);
+        self.manager.call(move |owner| {
+            owner.is_there(&disk)?;
+            match disk.info().geometry.capacity_bytes() == total {
+                true => Ok(()),
+                false => Err(Refusal::conflict(
+                    format!("disk {} was resized while its job began", disk.name()),
+                    "start the job again",
+                )),
+            }
+        })
+    }
+}
+
+/// Checks that a job may copy its disk: no other host writes to it, and it is as it was when the job was created.
+pub(super) fn check_source(context: &Context, disk: &Arc<Disk>, job: &Job) -> Result<(), Refusal> {
+    context.check_unchanged(disk, job)?;
     match disk.info().shared {
         false => Ok(()),
         true => Err(Refusal::conflict(
@@ -242,7 +260,7 @@ pub(super) fn begin(
     mut config: DiskConfig,
     incremental: Option<&CheckpointNames>,
 ) -> Result<Copying, Refusal> {
-    check_not_shared(disk)?;
+    check_source(context, disk, job)?;
     let bytes = disk.info().geometry.capacity_bytes();
     let new_file = match &config.backend {
         BlockDeviceConfig::File { path, .. }

@@ -204,7 +204,7 @@ pub struct Job {
 }
 
 impl Job {
-    fn new(disk: &Disk, kind: JobKind, target: Option<String>) -> Job {
+    pub(crate) fn new(disk: &Disk, kind: JobKind, target: Option<String>) -> Job {
         Job {
             disk: disk.name().to_owned(),
             kind,
