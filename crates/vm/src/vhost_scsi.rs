@@ -137,10 +137,9 @@ fn entries(root: &Path, wwpn: &str, storages: &[Storage]) -> Result<Vec<Entry>> 
             Storage::File {
                 size, is_direct, ..
             } => {
-                let direct = u8::from(*is_direct);
-                format!(
-                    "fd_dev_name={text},fd_dev_size={size},fd_buffered_io=1,fd_async_io={direct}"
-                )
+                // The kernel refuses fd_async_io=0.
+                let direct = if *is_direct { ",fd_async_io=1" } else { "" };
+                format!("fd_dev_name={text},fd_dev_size={size},fd_buffered_io=1{direct}")
             }
             Storage::Block(_) => format!("udev_path={text}"),
         };
@@ -318,7 +317,7 @@ mod tests {
         }
         check_target(&root.join("vhost"), WWPN, 2).unwrap();
         for (lun, control) in [
-            "fd_dev_name=/srv/false.raw,fd_dev_size=4096,fd_buffered_io=1,fd_async_io=0",
+            "fd_dev_name=/srv/false.raw,fd_dev_size=4096,fd_buffered_io=1",
             "fd_dev_name=/srv/true.raw,fd_dev_size=4096,fd_buffered_io=1,fd_async_io=1",
         ]
         .into_iter()
