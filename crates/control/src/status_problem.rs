@@ -145,7 +145,8 @@ pub fn status_problems(status: &Status, statistics: &Statistics) -> Vec<StatusPr
     let failures = status.failures.iter();
     let unexplained = failures.filter(|one| !has_failures_of_disks(status, one));
     problems.extend(unexplained.map(of_failures));
-    problems.extend(status.refused_logins.iter().map(of_login));
+    let logins = status.refused_logins.iter();
+    problems.extend(logins.map(|login| of_login(status, login)));
     problems.sort_by_key(|problem| problem.severity);
     problems
 }
@@ -314,7 +315,13 @@ fn of_failures(failures: &QueueFailures) -> StatusProblem {
         .or_hint(hint.to_owned())
 }
 
-fn of_login(login: &RefusedLogin) -> StatusProblem {
+/// Returns true for a configured iSCSI target. An initiator may request any name.
+fn has_target(status: &Status, name: &str) -> bool {
+    let mut exports = status.exports.iter();
+    exports.any(|export| export.kind == "iscsi" && export.name == name)
+}
+
+fn of_login(status: &Status, login: &RefusedLogin) -> StatusProblem {
     let RefusedLogin {
         initiator,
         address,
@@ -322,6 +329,10 @@ fn of_login(login: &RefusedLogin) -> StatusProblem {
         ..
     } = login;
     let (place, hint) = match &login.export {
+        Some(target) if !has_target(status, target) => (
+            format!("target {target} is unknown"),
+            "lunette export list".to_owned(),
+        ),
         Some(export) => (
             format!("export {export}"),
             format!(
@@ -613,5 +624,40 @@ mod tests {
             assert!(problem.problem.starts_with("export t: "), "{problem}");
         }
         assert!(all.iter().all(|one| one.hint.is_some()), "{all:?}");
+    }
+
+    /// An export of another transport is no target.
+    #[test]
+    fn a_login_at_an_unknown_target_has_the_list_as_its_hint() {
+        let login = |target: &str| RefusedLogin {
+            export: Some(target.to_owned()),
+            initiator: "iqn.i".to_owned(),
+            address: "192.0.2.1".to_owned(),
+            reason: "target not found".to_owned(),
+            count: 1,
+            seconds: 9,
+        };
+        let status = Status {
+            exports: vec![
+                export("t", &[]),
+                ExportStatus {
+                    kind: "vhost-blk".to_owned(),
+                    ..export("b", &[])
+                },
+            ],
+            refused_logins: ["t", "b", "iqn.typo"].map(login).to_vec(),
+            ..Status::default()
+        };
+        let refused = "login of iqn.i at 192.0.2.1 refused 1 time, last 9 s ago: target not found";
+        assert_eq!(
+            texts(&status, &Statistics::default()),
+            [
+                format!(
+                    "export t: {refused}; hint: lunette export show t; its keys acl, chap_users and demo_mode admit initiators"
+                ),
+                format!("target b is unknown: {refused}; hint: lunette export list"),
+                format!("target iqn.typo is unknown: {refused}; hint: lunette export list"),
+            ]
+        );
     }
 }
