@@ -6,12 +6,15 @@
 use std::collections::{BTreeMap, HashMap};
 use std::fs;
 use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use perf_event::events::Software;
 use perf_event::{Builder, SampleFlag, Sampler};
 use serde_json::json;
+use signal_hook::consts::SIGINT;
 
 use crate::symbols::{Kernel, Programs};
 
@@ -19,8 +22,10 @@ use crate::symbols::{Kernel, Programs};
 const RING_BYTES: usize = 4 << 20;
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// Samples for a time and prints a JSON object: stacks with counts, `comm;outermost;...;innermost`.
+/// Samples until SIGINT, but at most for a time, and prints a JSON object: stacks with counts, `comm;outermost;...;innermost`.
 pub fn run(words: &[String]) -> Result<()> {
+    let stopped = Arc::new(AtomicBool::new(false));
+    signal_hook::flag::register(SIGINT, Arc::clone(&stopped))?;
     let [time, hertz, pids @ ..] = words else {
         anyhow::bail!("usage: guest-bench profile MILLISECONDS HERTZ [PID...]");
     };
@@ -37,13 +42,11 @@ pub fn run(words: &[String]) -> Result<()> {
     for sampler in &mut samplers {
         sampler.enable().context("cannot start sampling")?;
     }
-    let end = Instant::now() + time;
-    while Instant::now() < end {
-        std::thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
+    wait_until(Instant::now() + time, &stopped, || {
         samplers
             .iter_mut()
             .for_each(|sampler| samples.take(sampler));
-    }
+    });
     for sampler in &mut samplers {
         sampler.disable().context("cannot stop sampling")?;
         samples.take(sampler);
@@ -51,6 +54,14 @@ pub fn run(words: &[String]) -> Result<()> {
     let document = json!({"hertz": hertz, "has_kernel": has_kernel, "has_symbols": samples.kernel.has_symbols(),
         "idle": samples.idle, "lost": samples.lost, "stacks": samples.stacks});
     writeln!(std::io::stdout(), "{document}").context("cannot write the profile")
+}
+
+/// Calls `take` repeatedly until a time, or until the flag is set.
+fn wait_until(end: Instant, stopped: &AtomicBool, mut take: impl FnMut()) {
+    while Instant::now() < end && !stopped.load(Ordering::Relaxed) {
+        std::thread::sleep(PAUSE.min(end.saturating_duration_since(Instant::now())));
+        take();
+    }
 }
 
 /// Opens a sampler per CPU, or per thread of the given processes. Returns them, and whether kernel samples are permitted.
@@ -215,6 +226,21 @@ mod tests {
         // PERF_CONTEXT_KERNEL and PERF_CONTEXT_USER of linux/perf_event.h.
         assert!(!is_address((-128_i64) as u64) && !is_address((-512_i64) as u64));
         assert!(is_address(0xffff_ffff_8100_0000) && !is_address(0x5555_0000_0000));
+    }
+
+    #[test]
+    fn samples_end_at_the_flag_or_at_the_time() {
+        let stopped = AtomicBool::new(false);
+        let mut taken = 0;
+        wait_until(Instant::now() + Duration::from_secs(3600), &stopped, || {
+            taken += 1;
+            stopped.store(taken == 2, Ordering::Relaxed);
+        });
+        assert_eq!(taken, 2);
+        wait_until(Instant::now() + PAUSE, &AtomicBool::new(false), || {
+            taken += 1
+        });
+        assert!(taken > 2);
     }
 
     #[test]

@@ -4,6 +4,7 @@ use std::fs::File;
 use std::io::{BufWriter, Write};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
@@ -128,6 +129,18 @@ pub(super) fn run_script(
     input: ExecInput,
     output: &mut impl Write,
 ) -> Result<()> {
+    run_signalled_script(socket, script, words, input, output, None)
+}
+
+/// Same as [`run_script`], with the signals that the script receives.
+pub(super) fn run_signalled_script(
+    socket: &Path,
+    script: &str,
+    words: &[&str],
+    input: ExecInput,
+    output: &mut impl Write,
+    signals: Option<Receiver<u8>>,
+) -> Result<()> {
     let mut line = b"set --".to_vec();
     for word in words {
         line.push(b' ');
@@ -136,7 +149,7 @@ pub(super) fn run_script(
     line.push(b'\n');
     line.extend(script.as_bytes());
     let mut errors = Vec::new();
-    match exec(socket, &line, input, output, &mut errors, None)? {
+    match exec(socket, &line, input, output, &mut errors, signals)? {
         CommandEnd::Code(0) => Ok(()),
         CommandEnd::Code(code) => {
             let errors = String::from_utf8_lossy(&errors);

@@ -123,7 +123,7 @@ pub fn run(arguments: &BenchArguments) -> Outcome {
         }),
         words: None,
         has_progress: true,
-        started: Vec::new(),
+        observers: Vec::new(),
     };
     let measured = with_origin(&load, &place, &state, &text).map_err(|error| {
         failed(error.context(format!(
@@ -263,8 +263,24 @@ pub(super) struct Load {
     words: Option<String>,
     /// Prints the rate and the remaining time meanwhile.
     has_progress: bool,
-    /// Receivers of an event after the first completed request. Excludes `has_progress`.
-    started: Vec<Sender<()>>,
+    /// Receivers of the events of the load. Excludes `has_progress`.
+    observers: Vec<Sender<LoadEvent>>,
+}
+
+/// Event of a load in a guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LoadEvent {
+    /// The first request has completed.
+    Started,
+    /// The load generator has ended.
+    Ended,
+}
+
+/// Sends an event. A receiver that has failed needs none.
+fn announce(event: LoadEvent, observers: &[Sender<LoadEvent>]) {
+    for observer in observers {
+        observer.send(event).unwrap_or(());
+    }
 }
 
 impl Load {
@@ -275,14 +291,14 @@ impl Load {
             logs: None,
             words: None,
             has_progress: false,
-            started: Vec::new(),
+            observers: Vec::new(),
         }
     }
 
-    /// Same as [`Load::plain`], with an event after the first completed request.
-    pub(super) fn announced(started: Vec<Sender<()>>) -> Load {
+    /// Same as [`Load::plain`], with the events of the load.
+    pub(super) fn announced(observers: Vec<Sender<LoadEvent>>) -> Load {
         Load {
-            started,
+            observers,
             ..Load::plain()
         }
     }
@@ -329,7 +345,7 @@ pub(super) fn in_guest(
                 Some(words) => format!("{generator} {words} > result.json"),
                 // An early SIGINT is ignored until the generator has a handler.
                 None => {
-                    let flag = match (load.has_progress, load.started.is_empty()) {
+                    let flag = match (load.has_progress, load.observers.is_empty()) {
                         (true, _) => " --progress",
                         (false, false) => " --announce",
                         (false, true) => "",
@@ -351,7 +367,7 @@ pub(super) fn in_guest(
                 .to_owned()
         }
     };
-    let (elapsed, qemu, daemon) = watched(&folder, state, &command, &load.started)?;
+    let (elapsed, qemu, daemon) = watched(&folder, state, &command, &load.observers)?;
     let is_interrupted = vm::interrupted();
     let times = |file: &str| -> Result<CpuTimes> {
         let text = folder.ask(&format!("cat {file}"), &[])?;
@@ -376,14 +392,14 @@ fn watched(
     folder: &GuestFolder<'_>,
     state: &State,
     load: &str,
-    started: &[Sender<()>],
+    observers: &[Sender<LoadEvent>],
 ) -> Result<(Duration, Option<u64>, Option<u64>)> {
     let script = format!(
         "cd {} || exit 1\ntrap : INT\ncat /proc/stat > before\n{load}\ncode=$?\ncat /proc/stat > after\nexit $code\n",
         folder.path
     );
     let used = || [state.qemu, state.daemon].map(|pid| pid.and_then(cpu_of));
-    let (mut output, mut errors) = (Vec::new(), ErrorLines::new(started));
+    let (mut output, mut errors) = (Vec::new(), ErrorLines::new(observers));
     let (begin, before) = (Instant::now(), used());
     let is_over = AtomicBool::new(false);
     let ended = std::thread::scope(|scope| {
@@ -402,6 +418,7 @@ fn watched(
         ended
     })?;
     let (elapsed, after) = (begin.elapsed(), used());
+    announce(LoadEvent::Ended, observers);
     let errors = errors.errors();
     match ended {
         // A job with errors has a result too, which contains them.
@@ -424,16 +441,16 @@ struct ErrorLines<'a> {
     errors: Vec<u8>,
     /// Line without its end.
     rest: Vec<u8>,
-    /// Receivers of the event of [`STARTED_MARK`].
-    started: &'a [Sender<()>],
+    /// Receivers of [`LoadEvent::Started`] at the line [`STARTED_MARK`].
+    observers: &'a [Sender<LoadEvent>],
 }
 
 impl ErrorLines<'_> {
-    fn new(started: &[Sender<()>]) -> ErrorLines<'_> {
+    fn new(observers: &[Sender<LoadEvent>]) -> ErrorLines<'_> {
         ErrorLines {
             errors: Vec::new(),
             rest: Vec::new(),
-            started,
+            observers,
         }
     }
 
@@ -454,10 +471,7 @@ impl std::io::Write for ErrorLines<'_> {
                 let line = String::from_utf8_lossy(&self.rest);
                 print_line(&cli_common::printable(line.trim()));
             } else if self.rest.trim_ascii_end() == STARTED_MARK.as_bytes() {
-                for receiver in self.started {
-                    // A receiver that has failed needs no event.
-                    receiver.send(()).unwrap_or(());
-                }
+                announce(LoadEvent::Started, self.observers);
             } else {
                 self.errors.extend_from_slice(&self.rest);
             }
@@ -555,7 +569,7 @@ mod tests {
         }
         assert!(started.try_recv().is_err());
         lines.write_all(b" request has completed\ncut").unwrap();
-        assert_eq!(started.try_recv(), Ok(()));
+        assert_eq!(started.try_recv(), Ok(LoadEvent::Started));
         assert_eq!(lines.errors(), "guest-bench: cannot read /dev/vda\ncut");
     }
 }

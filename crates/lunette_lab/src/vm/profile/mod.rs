@@ -18,11 +18,14 @@ use bench::run::{Disturbance, Environment, environment};
 use bench::study::Progress;
 use clap::{Args, ValueEnum};
 use cli_common::{Failure, Outcome, print_line};
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
+use signal_hook::consts::SIGINT;
 use vm::GuestProgram;
 use vm::setup::program_for_guests;
 
 use self::figures::{GuestCounters, Profile};
+use super::bench::LoadEvent;
 use super::failed;
 use super::study::content::Content;
 use super::study::engine::{DiskFiles, study_folder, turn_time};
@@ -105,9 +108,10 @@ Examples:
     lunette vm profile --transport blk --queues 1,2,4 --smp 4
     lunette vm profile --via qemu-iothread --rw randwrite --time 10";
 
-/// Duration of the job beyond that of the samples. The samplers start within it after the first completed request, and the rest remains
-/// after the last sample.
-const SURPLUS: Duration = Duration::from_millis(1400);
+/// Duration of the job beyond that of the samples. The samplers start within it after the first completed request.
+const START: Duration = Duration::from_millis(1400);
+/// Time after which samplers end by themselves, beyond the duration of the job.
+const SURPLUS: Duration = Duration::from_secs(10);
 
 /// Results for one number of queues.
 pub struct Measured {
@@ -286,16 +290,23 @@ fn in_guest(
     guest.run(&job(arguments, disks, Duration::from_millis(200)))?;
     let program = guest.generator()?;
     let (name, seconds) = (counted(queues), time.as_secs_f64());
-    print_line(&format_args!("{name}: {seconds} s of samples"));
-    let words = [time.as_millis().to_string(), arguments.hertz.to_string()];
+    print_line(&format_args!("{name}: about {seconds} s of samples"));
+    let duration = time + START;
+    let most = duration + SURPLUS;
+    let words = [most.as_millis().to_string(), arguments.hertz.to_string()];
     let before = GuestCounters::read(guest)?;
-    let whole = job(arguments, disks, time + SURPLUS);
-    let sampler = format!("{program} profile {}", words.join(" "));
-    let ((for_guest, guest_start), (for_host, host_start)) = (channel(), channel());
+    let whole = job(arguments, disks, duration);
+    // A SIGINT before the sampler has a handler is ignored.
+    let sampler = format!("trap '' INT; exec {program} profile {}", words.join(" "));
+    let ((for_guest, of_guest), (for_host, of_host)) = (channel(), channel());
     let (result, in_guest, on_host) = std::thread::scope(|scope| -> Result<_> {
-        let sampled = scope.spawn(|| after_start(guest_start, || guest.script(&sampler)));
-        let sample_host = || on_host(&words, guest.processes());
-        let host = scope.spawn(move || after_start(host_start, sample_host));
+        let sample_guest = |end: LoadEnd| {
+            let signals = Some(end.into_signal());
+            guest.signalled_script(&sampler, signals)
+        };
+        let sampled = scope.spawn(move || during_load(of_guest, sample_guest));
+        let sample_host = |end: LoadEnd| on_host(&words, guest.processes(), end);
+        let host = scope.spawn(move || during_load(of_host, sample_host));
         let result = guest.run_announced(&whole, vec![for_guest, for_host]);
         let joined = |_| anyhow::anyhow!("a sampling thread panicked");
         let sampled = sampled.join().map_err(joined)?;
@@ -322,22 +333,61 @@ fn in_guest(
     })
 }
 
-/// Samples after the event of the load's start.
-fn after_start<T>(start: Receiver<()>, sample: impl FnOnce() -> Result<T>) -> Result<T> {
-    let start = start.recv();
-    start.context("the load has ended before its first request completed")?;
-    sample()
+/// The event of the load's end.
+struct LoadEnd(Receiver<LoadEvent>);
+
+impl LoadEnd {
+    /// Waits for the end. The load has failed if its sender has ended.
+    fn wait(&self) {
+        while let Ok(event) = self.0.recv() {
+            if event == LoadEvent::Ended {
+                return;
+            }
+        }
+    }
+
+    /// Converts the event to the signal that ends a sampler.
+    fn into_signal(self) -> Receiver<u8> {
+        let (sender, signals) = channel();
+        std::thread::spawn(move || {
+            self.wait();
+            // A sampler that has failed needs no signal.
+            sender.send(SIGINT as u8).unwrap_or(());
+        });
+        signals
+    }
+}
+
+/// Starts samples after the load has started. They end with the load.
+fn during_load<T>(
+    events: Receiver<LoadEvent>,
+    sample: impl FnOnce(LoadEnd) -> Result<T>,
+) -> Result<T> {
+    let first = events.recv();
+    ensure!(
+        first == Ok(LoadEvent::Started),
+        "the load has ended before its first request completed"
+    );
+    sample(LoadEnd(events))
 }
 
 /// Samples QEMU and the daemon.
-fn on_host(words: &[String], processes: Vec<u32>) -> Result<Profile> {
+fn on_host(words: &[String], processes: Vec<u32>, end: LoadEnd) -> Result<Profile> {
     let program = program_for_guests(GuestProgram::Bench)?;
-    let sampled = Command::new(program)
+    let sampler = Command::new(program)
         .arg("profile")
         .args(words)
         .args(processes.iter().map(u32::to_string))
         .stdin(Stdio::null())
-        .output()
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("cannot sample the host")?;
+    end.wait();
+    // Fails after the end of the sampler, which has not been reaped.
+    kill_process(Pid::from_child(&sampler), Signal::INT).unwrap_or(());
+    let sampled = sampler
+        .wait_with_output()
         .context("cannot sample the host")?;
     let wrong = String::from_utf8_lossy(&sampled.stderr);
     ensure!(sampled.status.success(), "{}", wrong.trim());
@@ -368,6 +418,8 @@ fn document(measured: &Measured) -> Value {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc::TryRecvError;
+
     use super::figures::Exits;
     use super::*;
 
@@ -396,13 +448,27 @@ mod tests {
     }
 
     #[test]
-    fn samples_begin_after_the_load_has_started() {
-        let (sender, start) = channel();
-        sender.send(()).unwrap();
-        assert_eq!(after_start(start, || Ok(7)).unwrap(), 7);
-        let (sender, start) = channel::<()>();
+    fn samples_begin_after_the_start_of_the_load_and_end_with_it() {
+        let (sender, events) = channel();
+        sender.send(LoadEvent::Started).unwrap();
+        let signals = during_load(events, |end| Ok(end.into_signal())).unwrap();
+        assert_eq!(signals.try_recv(), Err(TryRecvError::Empty));
+        sender.send(LoadEvent::Ended).unwrap();
+        assert_eq!(signals.recv(), Ok(SIGINT as u8));
+
+        // A failed load ends the samples, too.
+        let (sender, events) = channel();
+        sender.send(LoadEvent::Started).unwrap();
         drop(sender);
-        let error = after_start(start, || Ok(7)).unwrap_err().to_string();
+        let wait = |end: LoadEnd| {
+            end.wait();
+            Ok(())
+        };
+        during_load(events, wait).unwrap();
+
+        let (sender, events) = channel();
+        sender.send(LoadEvent::Ended).unwrap();
+        let error = during_load(events, |_| Ok(7)).unwrap_err().to_string();
         assert!(error.contains("before its first request"), "{error}");
     }
 

@@ -3,7 +3,7 @@
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::Command;
-use std::sync::mpsc::Sender;
+use std::sync::mpsc::{Receiver, Sender};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -12,8 +12,8 @@ use vm::Process;
 use vm::running::{AGENT_SOCKET, ExecInput, Phase, QMP_SOCKET, Registry, RuntimeFolder, State};
 
 use super::{Files, Setup};
-use crate::vm::bench::{Load, generator, in_guest};
-use crate::vm::copy::run_script;
+use crate::vm::bench::{Load, LoadEvent, generator, in_guest};
+use crate::vm::copy::run_signalled_script;
 
 const BOOT_LIMIT: Duration = Duration::from_secs(240);
 const END_LIMIT: Duration = Duration::from_secs(20);
@@ -143,9 +143,21 @@ impl StudyGuest {
     }
 
     pub fn script(&self, script: &str) -> Result<String> {
+        self.signalled_script(script, None)
+    }
+
+    /// Same as [`StudyGuest::script`], with the signals that its process receives.
+    pub fn signalled_script(&self, script: &str, signals: Option<Receiver<u8>>) -> Result<String> {
         let mut output = LimitedOutput(Vec::new());
         let socket = self.place.file(AGENT_SOCKET);
-        run_script(&socket, script, &[], ExecInput::Nothing, &mut output)?;
+        run_signalled_script(
+            &socket,
+            script,
+            &[],
+            ExecInput::Nothing,
+            &mut output,
+            signals,
+        )?;
         Ok(String::from_utf8_lossy(&output.0).into_owned())
     }
 
@@ -229,9 +241,9 @@ impl StudyGuest {
         self.measured(&Load::plain(), job)
     }
 
-    /// Same as [`StudyGuest::run`]. `started` receive an event after the first completed request of the job.
-    pub fn run_announced(&self, job: &str, started: Vec<Sender<()>>) -> Result<Value> {
-        self.measured(&Load::announced(started), job)
+    /// Same as [`StudyGuest::run`]. The observers receive the events of the load.
+    pub fn run_announced(&self, job: &str, observers: Vec<Sender<LoadEvent>>) -> Result<Value> {
+        self.measured(&Load::announced(observers), job)
     }
 
     fn measured(&self, load: &Load, job: &str) -> Result<Value> {
