@@ -32,7 +32,8 @@ pub fn continue_in_background(worker: &WorkerHandle, units: &Arc<Units>, task: T
                 stopped: false,
             }))
         });
-        let Ok(_) = added;
+        let Ok(id) = added;
+        worker.wake(id);
     });
 }
 
@@ -56,6 +57,7 @@ impl Background {
         self.worker.send(move |worker| worker.stop(id, |_, _| {}));
     }
 
+    /// Executes steps until an I/O is in flight, or until the next iteration of the worker.
     fn run(&mut self, io: &mut Io) {
         let tag = Tag {
             source: self.id,
@@ -89,16 +91,15 @@ impl Background {
                 }
             }
         }
+        let id = self.id;
+        self.worker.send(move |worker| worker.wake(id));
     }
 }
 
 impl Source for Background {
-    fn ready(&mut self, _now: Stamp) -> bool {
-        !self.stopped && self.task.is_ready()
-    }
-
-    fn drain(&mut self, io: &mut Io, _noticed: Stamp) {
-        self.run(io);
+    /// No client waits for a step, so that the worker does not poll for it.
+    fn is_polled(&self) -> bool {
+        false
     }
 
     fn finish(
@@ -115,10 +116,10 @@ impl Source for Background {
         }
     }
 
-    fn publish(&mut self, _io: &mut Io) {}
-
-    fn arm(&mut self) -> bool {
-        !self.stopped && self.task.is_ready()
+    fn publish(&mut self, io: &mut Io) {
+        if !self.stopped {
+            self.run(io);
+        }
     }
 
     fn in_flight(&self) -> usize {
@@ -141,5 +142,98 @@ impl Source for Background {
 
     fn record(&self) -> Option<Arc<QueueRecord>> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::channel;
+    use std::time::{Duration, Instant};
+
+    use bdev::{Delay, Null, NullOptions};
+    use reactor::{PollLimit, PollLimits, Pool, WorkerOptions};
+    use scsi::{
+        Command, Lun, MemoryStore, Plan, StateSetters, Target, TargetPort, TaskAttribute,
+        TransportId,
+    };
+
+    use super::*;
+
+    /// SANITIZE, block erase with IMMED, of a disk.
+    fn sanitizing(units: &Units, disk: &Arc<Disk>) -> Task {
+        let port = Arc::new(TargetPort {
+            relative_id: 1,
+            group: 1,
+            name: None,
+            device_name: None,
+            state_setters: StateSetters::default(),
+        });
+        let target = Target::new(vec![port.clone()]);
+        let initiator = TransportId::iscsi_device("iqn.2026-11.org.example:i");
+        let nexus = target.attach_nexus(initiator, port);
+        target.attach_unit(0, units.unit(disk)).unwrap();
+        let view = target.view();
+        let begin = |cdb: &[u8]| {
+            view.begin(&Command {
+                nexus: &nexus,
+                lun: Lun([0; 8]),
+                cdb,
+                attribute: TaskAttribute::Simple,
+                data_out_length: 0,
+                data_in_length: 0,
+            })
+        };
+        // The first command after the attachment reports a unit attention.
+        drop(begin(&[0; 6]));
+        let mut task = Task::default();
+        let plan = begin(&[0x48, 0x82, 0, 0, 0, 0, 0, 0, 0, 0]);
+        assert!(matches!(plan, Plan::Run(_)));
+        task.start(plan);
+        task
+    }
+
+    /// Runs SANITIZE of a disk in the background, on a worker that polls only for rings. Returns its busy and empty iterations.
+    fn iterations(device: Arc<dyn bdev::BlockDevice>) -> (u64, u64) {
+        let options = WorkerOptions {
+            count: 1,
+            cpus: Vec::new(),
+            poll: PollLimits {
+                rings: PollLimit::Micros(50),
+                network: PollLimit::Never,
+                disk: PollLimit::Never,
+            },
+        };
+        let pool = Pool::start(&options).unwrap();
+        let units = Units::new(Box::new(MemoryStore::default()));
+        let disk = Arc::new(Disk::new("d", None, device).unwrap());
+        let task = sanitizing(&units, &disk);
+        let worker = pool.select_worker();
+        continue_in_background(&worker, &units, task);
+        let begin = Instant::now();
+        loop {
+            let (sender, count) = channel();
+            worker.send(move |worker| sender.send(worker.source_count()).unwrap());
+            if count.recv().unwrap() == 0 {
+                break;
+            }
+            assert!(begin.elapsed() < Duration::from_secs(60), "it does not end");
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        let (_, counters) = pool.counters()[0];
+        (counters.busy_iterations, counters.empty_iterations)
+    }
+
+    #[test]
+    fn a_task_does_not_poll_on_a_worker_of_connections() {
+        let options = NullOptions {
+            size: 1 << 40,
+            ..NullOptions::default()
+        };
+        let null: Arc<dyn bdev::BlockDevice> = Arc::new(Null::create(options).unwrap());
+        let slow = Delay::new(null.clone(), Duration::from_micros(100));
+        for device in [null, Arc::new(slow)] {
+            let (busy, empty) = iterations(device);
+            assert!(busy > 4 && empty * 4 < busy, "{busy} busy, {empty} empty");
+        }
     }
 }
