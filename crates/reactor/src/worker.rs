@@ -88,8 +88,6 @@ pub struct Worker {
     time_use: TimeUse,
     /// The worker sleeps for a disk: hot sources have notifications enabled, which must be disabled again.
     sleeps_hot: bool,
-    /// [`QUIET`] in ticks.
-    quiet: u64,
     ledger: Arc<Ledger>,
     completions: Vec<Completion>,
     finished: Vec<Finished>,
@@ -145,7 +143,6 @@ impl Worker {
             run_delay: RunDelayReader::open(),
             time_use: TimeUse::new(&clock),
             sleeps_hot: false,
-            quiet: clock.ticks(QUIET),
             ledger,
             completions: Vec::with_capacity(BATCH),
             finished: Vec::with_capacity(BATCH),
@@ -653,7 +650,7 @@ impl Worker {
     /// Makes quiet sources cold after [`Worker::arm_hot`] has enabled their notifications. Otherwise each sleep for a disk
     /// would enable and disable these again. A kick makes a source hot.
     fn cool_quiet(&mut self, now: Stamp) {
-        let (slots, quiet) = (&mut self.slots, self.quiet);
+        let (slots, quiet) = (&mut self.slots, self.io.clock().ticks(QUIET));
         self.marked.hot.retain(|id| {
             let Some(Some(slot)) = slots.get_mut(id.index() as usize) else {
                 return true;

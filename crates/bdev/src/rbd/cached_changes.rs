@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use crate::file::Durability;
+
 /// Changes and flushes of an image, of all workers. A flush covers the changes that were acknowledged before it began.
 #[derive(Debug, Default)]
 pub(super) struct CachedChanges {
@@ -12,6 +14,7 @@ pub(super) struct CachedChanges {
     flushed: AtomicU64,
     /// Number of the first flush that covers all acknowledged changes.
     needed: AtomicU64,
+    pub durability: Durability,
 }
 
 impl CachedChanges {

@@ -257,7 +257,7 @@ impl RbdChannel {
             Err(errno) => return Some(Err(self.failed(kind, errno))),
             Ok(_) if slot.flushing || kind == IoKind::Flush => {
                 self.shared.cached.end_flush(slot.flush);
-                return Some(self.shared.durability.check());
+                return Some(self.shared.cached.durability.check());
             }
             // The image was shrunk; zeroes would be wrong data.
             Ok(read) if kind == IoKind::Read && read < moved => {
@@ -343,7 +343,7 @@ impl IoChannel for RbdChannel {
         }
         let is_durable = io.modifies() && io.flags.has(IoFlags::FUA);
         if (is_durable || io.kind == IoKind::Flush)
-            && let Err(lost) = self.shared.durability.check()
+            && let Err(lost) = self.shared.cached.durability.check()
         {
             return Submission::Done(Err(lost));
         }

@@ -30,7 +30,6 @@ pub use self::record::{Member, SharedRecord};
 use self::reopening::{Availability, LossReason};
 use crate::blocking::BlockingCalls;
 use crate::error::{check_block_size, check_size};
-use crate::file::Durability;
 use crate::turn_lock::{InUse, Users};
 use crate::{
     Attach, BlockDevice, Capabilities, DiskState, IoChannel, OpenError, RemoteDevice, SharedState,
@@ -73,7 +72,6 @@ pub(super) struct SharedRbd {
     size: Size,
     settings: Settings,
     cached: CachedChanges,
-    durability: Durability,
     calls: BlockingCalls,
     /// State that daemons share, once an observer has joined.
     peers: Mutex<Option<Arc<Peers>>>,
@@ -127,7 +125,7 @@ impl SharedRbd {
     /// Fails all flushes from now on if the cache of the lost image may have had changes.
     fn lose_cache(&self) {
         let is_lost = self.settings.write_cache && self.cached.has_unflushed();
-        if is_lost && self.durability.lose(libc::EIO) {
+        if is_lost && self.cached.durability.lose(libc::EIO) {
             tracing::error!(
                 image = %self.options.image,
                 "writes in the cache (rbd_cache) may be lost with the image, all flushes fail from now on; hint: check the data, then remove the disk and add it again"
@@ -272,7 +270,6 @@ impl Rbd {
             size,
             settings,
             cached: CachedChanges::default(),
-            durability: Durability::default(),
             calls: BlockingCalls::default(),
             peers: Mutex::default(),
             users: Users::new(options.lock == RbdLock::WhileActive),

@@ -56,12 +56,7 @@ pub(super) struct Attendant {
     settings: ReconnectSettings,
     observer: UnitObserver,
     unit: Option<Unit>,
-    /// Path of the current or last session.
-    path: usize,
-    /// Portal group of the current or last session.
-    portal_group: Option<u16>,
-    /// Path of the next attempt.
-    next_path: usize,
+    route: Route,
     down: Option<Down>,
     /// Time of the first loss of a session since the last response to a command. A target that accepts logins and then answers no command
     /// is as unavailable as one that accepts none.
@@ -75,6 +70,16 @@ pub(super) struct Attendant {
     fruitless: FruitlessSessions,
     loss_log: LossLog,
     takeovers: Takeovers,
+}
+
+/// Paths of the sessions.
+struct Route {
+    /// Path of the current or last session.
+    path: usize,
+    /// Portal group of the current or last session.
+    portal_group: Option<u16>,
+    /// Path of the next attempt.
+    next_path: usize,
 }
 
 /// Commands of users that have not ended.
@@ -157,14 +162,16 @@ impl Attendant {
         observer: UnitObserver,
     ) -> Attendant {
         Attendant {
-            portal_group: unit.session().portal_group(),
+            route: Route {
+                path,
+                portal_group: unit.session().portal_group(),
+                next_path: path,
+            },
             shared,
             settings,
             observer,
             info: unit.info().clone(),
             unit: Some(unit),
-            path,
-            next_path: path,
             down: None,
             outage: None,
             commands: Commands::default(),
@@ -470,8 +477,8 @@ impl Attendant {
         unit.measure_again()?;
         let has_better = self.settings.path_count() > 1 && unit.access()?.prefers_another_port();
         let info = unit.info().clone();
-        let known = (&self.info, self.path);
-        if !self.settings.is_usable((&info, self.path), known) {
+        let known = (&self.info, self.route.path);
+        if !self.settings.is_usable((&info, self.route.path), known) {
             return Err(answer("INQUIRY", is_another(&info, &self.info)));
         }
         if info != self.info {
@@ -520,7 +527,7 @@ impl Attendant {
         self.warn(now, "session lost, logging in again", reason);
         let pause = self.fruitless.session_ended();
         let next_try = pause.max(Duration::from_secs(wait.into()));
-        self.next_path = (self.path + 1) % self.settings.path_count();
+        self.route.next_path = (self.route.path + 1) % self.settings.path_count();
         self.shared.is_up.store(false, Ordering::Release);
         self.down = Some(Down {
             since: now,
@@ -536,12 +543,12 @@ impl Attendant {
         let Some(suppressed) = self.loss_log.pass(now) else {
             return;
         };
-        let unit = self.settings.path_address(self.path);
+        let unit = self.settings.path_address(self.route.path);
         tracing::warn!(%unit, suppressed, "{message}: {reason}");
     }
 
     fn warn_of_takeovers(&self) {
-        let unit = self.settings.path_address(self.path);
+        let unit = self.settings.path_address(self.route.path);
         let isid = self.settings.session.isid.unwrap_or_default();
         let isid: String = isid.iter().map(|byte| format!("{byte:02x}")).collect();
         let given = self.settings.session.initiator_name.clone();
@@ -577,7 +584,7 @@ impl Attendant {
         }
         match self.open_same() {
             Ok((unit, path)) => {
-                self.path = path;
+                self.route.path = path;
                 self.back(unit);
             }
             Err(reason) => self.try_later(&reason),
@@ -587,13 +594,14 @@ impl Attendant {
     fn open_same(&self) -> Result<(Unit, usize), String> {
         let to_text = |error: CommandError| error.to_string();
         let (mut unit, path) =
-            paths::open_better(&self.settings, self.next_path).map_err(to_text)?;
+            paths::open_better(&self.settings, self.route.next_path).map_err(to_text)?;
         let (is, was) = (unit.info(), &self.info);
-        if !self.settings.is_usable((is, path), (was, self.path)) {
+        if !self.settings.is_usable((is, path), (was, self.route.path)) {
             return Err(is_another(is, was));
         }
         // A login to another portal group, for example after a redirection, does not end the old session (RFC 7143, 6.3.5).
-        let same_session = path == self.path && unit.session().portal_group() == self.portal_group;
+        let same_session =
+            path == self.route.path && unit.session().portal_group() == self.route.portal_group;
         if !same_session {
             paths::fence(&mut unit).map_err(to_text)?;
         }
@@ -601,13 +609,13 @@ impl Attendant {
     }
 
     fn back(&mut self, mut unit: Unit) {
-        self.portal_group = unit.session().portal_group();
+        self.route.portal_group = unit.session().portal_group();
         let waited = self
             .down
             .take()
             .map_or(Duration::ZERO, |down| down.since.elapsed());
         if self.loss_log.suppressed == 0 {
-            let unit = self.settings.path_address(self.path);
+            let unit = self.settings.path_address(self.route.path);
             tracing::info!(%unit, seconds = format_args!("{:.1}", waited.as_secs_f32()), "session recovered");
         }
         self.info = unit.info().clone();
@@ -634,11 +642,11 @@ impl Attendant {
         let Some(down) = &mut self.down else {
             return;
         };
-        let unit = self.settings.path_address(self.next_path);
+        let unit = self.settings.path_address(self.route.next_path);
         tracing::debug!(%unit, "login failed: {reason}");
-        self.next_path = (self.next_path + 1) % self.settings.path_count();
+        self.route.next_path = (self.route.next_path + 1) % self.settings.path_count();
         // Tries every path once, then pauses.
-        let has_other = self.next_path != (self.path + 1) % self.settings.path_count();
+        let has_other = self.route.next_path != (self.route.path + 1) % self.settings.path_count();
         let pause = match has_other {
             true => Duration::ZERO,
             false => down.backoff.pause(),
