@@ -232,6 +232,11 @@ pub trait RemoteDevice: Send + Sync {
     fn read_size(&self) -> io::Result<()> {
         Ok(())
     }
+
+    /// Returns true if acknowledged writes need a flush before the device is closed, because no flush of the reopened device covers them.
+    fn needs_flush_before_close(&self) -> bool {
+        false
+    }
 }
 
 /// Device with resources that outlive it.

@@ -20,6 +20,7 @@ mod blocking_io;
 mod bucket;
 mod capabilities;
 pub mod checked_text;
+mod closing;
 mod conditions;
 mod delay;
 mod dirty_bitmap;
@@ -70,6 +71,7 @@ pub use capabilities::{
     Capabilities, CopiedUp, ImageDevice, LocalFiles, Lockable, OnTurn, RemoteDevice, Removable,
     Space, Turn, TurnDevice, release_deadline,
 };
+pub use closing::{flush_before_close, needs_flush_before_close};
 pub use conditions::{Condition, Conditions};
 pub use delay::{Delay, DelayTime};
 pub use dirty_bitmap::{DirtyBitmap, FrozenBitmap, Recorder, RecorderView};

@@ -341,6 +341,56 @@ fn connections_with_the_size_before_a_growth_are_replaced() {
     });
 }
 
+/// A flush over the connection of the next daemon would not cover writes of this one.
+#[test]
+fn connection_without_multi_conn_is_flushed_before_it_ends() {
+    both_ways(|peer, has_multi_conn| {
+        let nbd: Arc<dyn BlockDevice> = Arc::new(open(peer));
+        assert_eq!(Worker::new(&*nbd).write(0, &[1; 512]), Ok(()));
+        assert_eq!(bdev::needs_flush_before_close(&*nbd), !has_multi_conn);
+        bdev::flush_before_close(&nbd).unwrap();
+        drop(nbd);
+        let commands = || -> Vec<u16> {
+            let requests = peer.requests();
+            requests.iter().map(|request| request.command).collect()
+        };
+        if has_multi_conn {
+            assert!(!commands().contains(&command::FLUSH));
+            return;
+        }
+        let begun = Instant::now();
+        while commands().last() != Some(&command::DISC) {
+            assert!(
+                begun.elapsed() < Duration::from_secs(20),
+                "{:?}",
+                commands()
+            );
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        assert_eq!(commands(), [command::WRITE, command::FLUSH, command::DISC]);
+    });
+}
+
+#[test]
+fn flush_before_the_end_reports_writes_of_a_lost_connection() {
+    let peer = Peer::start(PeerOptions {
+        flags: ALL_FLAGS & !transmission::CAN_MULTI_CONN,
+        ..PeerOptions::default()
+    });
+    let nbd: Arc<dyn BlockDevice> = Arc::new(open(&peer));
+    assert_eq!(Worker::new(&*nbd).write(0, &[1; 512]), Ok(()));
+    peer.disconnect();
+    bdev::flush_before_close(&nbd).unwrap_err();
+
+    // Without such writes, a server that is gone delays nothing.
+    let nbd = open(&peer);
+    peer.stop();
+    wait_for_reason(&nbd, "");
+    let nbd: Arc<dyn BlockDevice> = Arc::new(nbd);
+    assert!(!bdev::needs_flush_before_close(&*nbd));
+    bdev::flush_before_close(&nbd).unwrap();
+}
+
 #[test]
 fn requests_respect_the_block_sizes_of_the_server() {
     for (minimum, payload_max) in [(4096, 8192), (65_536, 65_536)] {

@@ -586,6 +586,7 @@ impl Drop for Running {
         disks
             .values()
             .for_each(|disk| self.overview.servers.detach_disk(disk));
+        handover::flush_before_close(&config, &disks);
         drop(disks);
         let files = |disk: &str| {
             let disk = config.disk(disk);

@@ -405,4 +405,12 @@ impl RemoteDevice for Nbd {
         core.state.notify_change();
         Ok(())
     }
+
+    /// Without `CAN_MULTI_CONN`, a flush covers only its own connection. Writes of a lost connection are known: see [`Durability`].
+    fn needs_flush_before_close(&self) -> bool {
+        let core = &self.export.core;
+        let may_have_unflushed = core.info.write_cache && !core.promises.has_multi_conn();
+        let is_connected = core.state.get() == DiskState::Ready;
+        may_have_unflushed && (is_connected || core.durability.lost().is_some())
+    }
 }

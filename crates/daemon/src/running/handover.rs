@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bdev::{Disk, release_deadline};
+use bdev::{BlockDevice, Disk, release_deadline};
 use config::Config;
 use reactor::OwnedQueue;
 
@@ -107,16 +107,14 @@ impl Running {
         let (closed, each_closed) = mpsc::channel();
         let threads = HelperThreads::default();
         for (name, disk) in closing {
-            let location = config
-                .disk(&name)
-                .and_then(|disk| disk.backend.blocking_storage());
+            let location = location(&config, &name);
             let (servers, closed) = (Arc::clone(servers), closed.clone());
             let close = move || {
                 close_disk(&servers, disk);
                 // The receiver may have ended.
                 closed.send(()).ok();
             };
-            if let Err(error) = threads.run(&location.unwrap_or_default(), close) {
+            if let Err(error) = threads.run(&location, close) {
                 tracing::warn!(disk = name, %error, "cannot start a thread to close the disk");
             }
         }
@@ -129,6 +127,7 @@ impl Running {
 fn close_disk(servers: &Servers, disk: Arc<Disk>) {
     servers.detach_disk(&disk);
     let device = disk.device();
+    let name = disk.name().to_owned();
     drop(disk);
     while Arc::strong_count(&device) > 1 {
         std::thread::sleep(POLL_INTERVAL);
@@ -137,7 +136,50 @@ fn close_disk(servers: &Servers, disk: Arc<Disk>) {
     for worker in servers.pool.workers() {
         worker.call(|_| ()).ok();
     }
+    flush_last(&name, &device);
     drop(device);
+}
+
+/// Flushes a device that no later flush would cover.
+fn flush_last(disk: &str, device: &Arc<dyn BlockDevice>) {
+    if let Err(error) = bdev::flush_before_close(device) {
+        tracing::error!(
+            disk,
+            "cannot flush the disk before its connection ends: {error}. Writes since its last flush may be lost, and later flushes of the next daemon do not report that; hint: check the data. A server with MULTI_CONN has no such loss"
+        );
+    }
+}
+
+/// Flushes disks that no later flush would cover, at the same time. Their clients have ended.
+pub(super) fn flush_before_close(config: &Config, disks: &Disks) {
+    let threads = HelperThreads::default();
+    let (flushed, all_flushed) = mpsc::channel::<()>();
+    for (name, disk) in disks {
+        let device = disk.device();
+        if !bdev::needs_flush_before_close(&*device) {
+            continue;
+        }
+        let location = location(config, name);
+        let (disk, flushed) = (name.clone(), flushed.clone());
+        let flush = move || {
+            flush_last(&disk, &device);
+            drop(device);
+            drop(flushed);
+        };
+        if let Err(error) = threads.run(&location, flush) {
+            tracing::warn!(disk = name, %error, "cannot start a thread to flush the disk");
+        }
+    }
+    drop(flushed);
+    // Nothing is sent: this returns when the last thread has dropped its sender.
+    all_flushed.recv().ok();
+}
+
+/// Returns the place of a disk's storage, for [`HelperThreads`].
+fn location(config: &Config, disk: &str) -> String {
+    let disk = config.disk(disk);
+    let location = disk.and_then(|disk| disk.backend.blocking_storage());
+    location.unwrap_or_default()
 }
 
 /// Returns the disks of the exports of these queues.
