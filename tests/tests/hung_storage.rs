@@ -409,6 +409,23 @@ fn new_file_of_a_mirror_is_durable_with_its_folder() -> Result<()> {
 
 #[test]
 #[ignore = "needs root and FUSE; make unit runs it as root"]
+fn mirror_switches_after_a_failed_fsync_only_by_force() -> Result<()> {
+    let bed = Bed::with_client()?;
+    bed.succeeds_soon(Method::POST, JOB, Some(&bed.job("mirror")))?;
+    bed.job_becomes("ready")?;
+    bed.mount.fail(&[kind::FSYNC]);
+    bed.succeeds_soon(Method::POST, &format!("{JOB}/switch"), None)?;
+    waits_until(|| {
+        let shown: Value = bed.client().get(JOB)?;
+        Ok(shown.to_string().contains("job switch h --force"))
+    })?;
+    bed.mount.fail(&[]);
+    bed.succeeds_soon(Method::POST, &format!("{JOB}/switch?force=true"), None)?;
+    bed.job_becomes("done")
+}
+
+#[test]
+#[ignore = "needs root and FUSE; make unit runs it as root"]
 fn daemon_starts_while_a_lookup_hangs() -> Result<()> {
     let bed = Bed::new(&[H], &[kind::LOOKUP], &[])?;
     ensure!(bed.mount.held() > 0, "no lookup");

@@ -52,7 +52,8 @@ pub enum Device {
 /// State that users see.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Announcement {
-    /// The copy is complete and waits for its switch. After a failed switch it waits for a new command, with the reason.
+    /// The copy is complete and waits for its switch. With a reason it waits for a new command: a switch has failed, or the source could
+    /// not be flushed.
     Ready(Option<String>),
     /// The last steps, which take no commands but a cancellation.
     Finishing,
@@ -88,6 +89,8 @@ pub enum Action {
     Release,
     /// Shows a state to users.
     Announce(Announcement),
+    /// Flushes the source while clients do I/O. After a failure, the copy may lack acknowledged writes that the source has lost.
+    FlushSource,
     /// Attaches to the target for its flush.
     OpenFlush,
     /// Flushes the target while clients do I/O.
@@ -138,10 +141,13 @@ enum CopyStage {
 
 #[derive(Debug)]
 enum SwitchStage {
+    /// Flushes the source after the last part was copied.
+    Examine,
     Announce,
     Check,
     Wait,
     Finish,
+    Source,
     Open,
     Flush,
     Exchange(Exchange<Device>),
@@ -256,7 +262,7 @@ impl Copy {
         let total = self.plan.total;
         let (stage, action) = match (stage, event) {
             (CopyStage::Wait, Event::Done) => return self.go_on(cursor, now),
-            (CopyStage::Check, Event::Done) if cursor.at >= total => return self.copied(),
+            (CopyStage::Check, Event::Done) if cursor.at >= total => return self.copied(now),
             (CopyStage::Check, Event::Done) => {
                 let from = cursor.at;
                 let end = from + cursor.hole.bytes().min(total - from);
@@ -315,12 +321,12 @@ impl Copy {
     }
 
     /// Returns the next action after the whole disk was copied.
-    fn copied(&self) -> Next {
+    fn copied(&self, now: &Now) -> Next {
         match self.plan.goal {
-            Goal::Mirror | Goal::Commit => (
-                Stage::Switch(SwitchStage::Announce),
-                Action::Announce(Announcement::Ready(None)),
-            ),
+            Goal::Mirror | Goal::Commit if now.orders.accepts_loss => ready(None),
+            Goal::Mirror | Goal::Commit => {
+                (Stage::Switch(SwitchStage::Examine), Action::FlushSource)
+            }
             Goal::Backup => (
                 Stage::Backup(BackupStage::Finish),
                 Action::Announce(Announcement::Finishing),
@@ -400,9 +406,33 @@ fn restore() -> (RollbackStage, Action) {
     (RollbackStage::Exchange(exchange), Action::Exchange(action))
 }
 
+/// Returns the announcement of a complete copy after the flush of its source.
+fn examined(now: &Now, event: Event) -> Next {
+    let fault = match event {
+        Event::Done => None,
+        Event::Failed(reason) | Event::Abandoned(reason) => {
+            (!now.orders.accepts_loss).then_some(reason)
+        }
+        event => unexpected(&SwitchStage::Examine, &event),
+    };
+    match now.early() {
+        Some(reason) => early(reason),
+        None => ready(fault),
+    }
+}
+
+/// Announces a complete copy.
+fn ready(reason: Option<String>) -> Next {
+    (
+        Stage::Switch(SwitchStage::Announce),
+        Action::Announce(Announcement::Ready(reason)),
+    )
+}
+
 /// Waits for the command to switch, then switches.
 fn switch(stage: SwitchStage, now: &Now, event: Event) -> Next {
     let (stage, action) = match (stage, event) {
+        (SwitchStage::Examine, event) => return examined(now, event),
         (SwitchStage::Announce | SwitchStage::Wait, Event::Done) => match now.early() {
             Some(reason) => return early(reason),
             None => (SwitchStage::Check, Action::Check),
@@ -416,7 +446,19 @@ fn switch(stage: SwitchStage, now: &Now, event: Event) -> Next {
             None => (SwitchStage::Wait, Action::Wait(PAUSE)),
         },
         (SwitchStage::Check, Event::Failed(reason)) => return early(now.early_after(reason)),
-        (SwitchStage::Finish, Event::Done) => (SwitchStage::Open, Action::OpenFlush),
+        // The target has every write of the time after the copy, but perhaps not what the source had lost before.
+        (SwitchStage::Finish, Event::Done) if !now.orders.accepts_loss => {
+            (SwitchStage::Source, Action::FlushSource)
+        }
+        (SwitchStage::Finish | SwitchStage::Source, Event::Done) => {
+            (SwitchStage::Open, Action::OpenFlush)
+        }
+        // The user no longer waits for the source.
+        (SwitchStage::Source, Event::Failed(_) | Event::Abandoned(_))
+            if now.orders.accepts_loss =>
+        {
+            (SwitchStage::Open, Action::OpenFlush)
+        }
         // Clients wait only for the second flush, while the disk is held.
         (SwitchStage::Open, Event::Done) => (SwitchStage::Flush, Action::Flush),
         (SwitchStage::Flush, Event::Done) => match now.early() {
@@ -434,7 +476,7 @@ fn switch(stage: SwitchStage, now: &Now, event: Event) -> Next {
             ExchangeStep::Failed(reason) => (SwitchStage::Recheck(reason), Action::Check),
         },
         (
-            SwitchStage::Open | SwitchStage::Flush,
+            SwitchStage::Source | SwitchStage::Open | SwitchStage::Flush,
             Event::Failed(reason) | Event::Abandoned(reason),
         ) => (SwitchStage::Recheck(reason), Action::Check),
         // The target is still complete. The switch can be requested again.

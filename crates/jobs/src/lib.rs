@@ -15,6 +15,7 @@
 //!   │   the part: range::RangeCopy         │                            detach ◀──────────────────────  release         release
 //!   └── release ◀── advance                │
 //!      │ all copied                        │ failed, cancelled        range::RangeCopy: the copier holds the range
+//!   flush the source                       │
 //!   ready ◀──▶ switch: flush, Exchange ────┤
 //!      │         (check, flush, persist)   ▼                            pieces ──▶ status ──▶ zero
 //!      │                               roll back: abandon, report,                   └──▶ read ⇄ write
@@ -56,6 +57,8 @@ pub struct Orders {
     pub is_paused: bool,
     /// The job switches to its target when it is complete.
     pub switches: bool,
+    /// The job switches although the disk cannot be flushed, so that acknowledged writes may be missing in the copy.
+    pub accepts_loss: bool,
     /// Speed limit in bytes per second; 0 for none.
     pub speed: u64,
 }

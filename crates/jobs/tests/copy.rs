@@ -38,6 +38,8 @@ struct Model {
     /// The target has unflushed data.
     is_dirty: bool,
     is_identified: bool,
+    /// The source has lost acknowledged writes: no flush succeeds any more.
+    has_lost_writes: bool,
     is_abandoned: bool,
     is_drained: bool,
     is_locked: bool,
@@ -66,6 +68,7 @@ impl Model {
             flush_is_open: false,
             is_dirty: false,
             is_identified: false,
+            has_lost_writes: false,
             is_abandoned: false,
             is_drained: false,
             is_locked: plan.goal == Goal::Commit,
@@ -85,6 +88,7 @@ impl Model {
         self.orders.is_cancelled |= choices.one_in(150);
         self.orders.is_paused = choices.one_in(20);
         self.orders.switches |= choices.one_in(5);
+        self.orders.accepts_loss |= choices.one_in(100);
         let is_written = self.device == Device::Mirror && !self.is_held && self.copied > 0;
         if is_written && !self.is_abandoned {
             self.is_dirty = true;
@@ -146,6 +150,7 @@ impl Model {
                 }
             }
             Action::Announce(Announcement::Failed(_)) => assert!(self.is_abandoned),
+            Action::FlushSource => return self.flush_source(choices),
             Action::OpenFlush => {
                 self.flush_is_open = true;
                 return self.fails(choices, Event::Done);
@@ -181,6 +186,15 @@ impl Model {
             | Action::End(_) => {}
         }
         Event::Done
+    }
+
+    fn flush_source(&mut self, choices: &mut Choices) -> Event {
+        assert_eq!((self.device, self.copied), (Device::Mirror, TOTAL));
+        self.has_lost_writes |= choices.one_in(10);
+        match self.has_lost_writes {
+            true => Event::Failed("lost".to_owned()),
+            false => Event::Done,
+        }
     }
 
     fn flush(&mut self, choices: &mut Choices) -> Event {
@@ -270,6 +284,7 @@ impl Model {
                     assert!(self.copied == TOTAL && !self.is_dirty && self.is_identified);
                     assert!(self.lost.is_none() && !self.is_abandoned);
                     assert_ne!(self.plan.goal, Goal::Backup);
+                    assert!(!self.has_lost_writes || self.orders.accepts_loss);
                 }
                 let event = self.fails(choices, Event::Done);
                 if event == Event::Done {
@@ -326,6 +341,7 @@ fn run(plan: Plan, numbers: Vec<u16>) {
         if step > 20_000 {
             // A mirror waits for its switch.
             model.orders.switches = true;
+            model.orders.accepts_loss = true;
         }
         let now = Now {
             time: std::time::Duration::from_millis(step),
@@ -356,6 +372,46 @@ proptest! {
         };
         run(Plan { goal, lacking, total: TOTAL }, numbers);
     }
+}
+
+#[test]
+fn disk_that_cannot_be_flushed_switches_only_if_the_loss_is_accepted() {
+    let plan = Plan {
+        goal: Goal::Mirror,
+        lacking: Lacking::All,
+        total: TOTAL,
+    };
+    let (mut job, mut model) = (Copy::new(plan), Model::new(plan));
+    let mut choices = Choices {
+        numbers: Vec::new().into_iter(),
+    };
+    let (mut now, mut event) = (Now::default(), Event::Done);
+    now.orders.switches = true;
+    let mut refusals = 0;
+    for _ in 0..100_000 {
+        let action = job.step(&now, event);
+        event = match &action {
+            Action::FlushSource => Event::Failed("lost".to_owned()),
+            action => model.execute(action, &mut choices),
+        };
+        match action {
+            Action::End(outcome) => {
+                assert_eq!((&outcome, refusals), (&Ok(()), 2));
+                return model.check_end(&outcome);
+            }
+            Action::Announce(Announcement::Ready(reason)) => {
+                assert_eq!(reason.as_deref(), Some("lost"));
+                refusals += 1;
+                // The user tries again, then accepts the loss.
+                now.orders.accepts_loss = refusals == 2;
+            }
+            Action::Exchange(ExchangeAction::Prepare(Device::Target)) => {
+                assert!(now.orders.accepts_loss);
+            }
+            _ => {}
+        }
+    }
+    panic!("the job does not end");
 }
 
 #[test]

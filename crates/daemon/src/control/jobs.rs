@@ -8,11 +8,13 @@ use std::time::Duration;
 use ::control::objects::{Bitmap, Disk, Job, JobSettings, NewJob, NewSnapshot};
 use axum::Json;
 use axum::body::Bytes;
-use axum::extract::State;
-use axum::extract::rejection::BytesRejection;
+use axum::extract::rejection::{BytesRejection, QueryRejection};
+use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
+use serde::Deserialize;
 use serde_json::Value;
+use utoipa::IntoParams;
 
 use super::ErrorResponse;
 use super::allowed_paths::Caller;
@@ -184,8 +186,19 @@ pub(super) async fn set(
     Ok(Json(job.body()))
 }
 
-/// Switch to a mirror: the disk then uses its target. A mirror that is not complete yet is switched later.
-#[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", operation_id = "switch_to_mirror", params(("disk" = String, Path, description = "Name")),
+/// Options of a switch.
+#[derive(Clone, Copy, Debug, Default, Deserialize, IntoParams)]
+#[serde(default, deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(super) struct SwitchOptions {
+    /// Switches although the disk cannot be flushed: acknowledged writes may be missing in the copy.
+    #[param(required = false)]
+    force: bool,
+}
+
+/// Switch to a mirror: the disk then uses its target. A mirror that is not complete yet is switched later. If the disk cannot be flushed,
+/// the job stays ready, with the reason.
+#[utoipa::path(post, path = "/v1/disks/{disk}/job/switch", operation_id = "switch_to_mirror", params(("disk" = String, Path, description = "Name"), SwitchOptions),
     responses(
     (status = 200, description = "The job, which ends in the background", body = Job),
     NameErrors, ChangeErrors,
@@ -193,9 +206,11 @@ pub(super) async fn set(
 pub(super) async fn switch(
     State(api): State<Api>,
     Path(name): Path<String>,
+    query: Result<Query<SwitchOptions>, QueryRejection>,
 ) -> Result<Json<Job>, ErrorResponse> {
+    let Query(options) = query.map_err(|error| ErrorResponse::bad_request(error.body_text()))?;
     let job = job_of(&api, &name)?;
-    job.switch()?;
+    job.switch(options.force)?;
     Ok(Json(job.body()))
 }
 

@@ -310,6 +310,7 @@ impl Driver {
                 Event::Done
             }
             Action::Announce(announcement) => self.announce(announcement),
+            Action::FlushSource => self.flush_source(),
             Action::OpenFlush => self.open_flush(),
             Action::Flush => self.flush(),
             Action::Publish => result(self.copying.publish()),
@@ -374,15 +375,19 @@ impl Driver {
     fn announce(&self, announcement: Announcement) -> Event {
         let Copying { job, context, .. } = &self.copying;
         match announcement {
-            Announcement::Ready(None) => {
-                job.set_state(JobState::Ready, None);
-                if self.copying.goal() != Goal::Commit {
+            Announcement::Ready(reason) => {
+                let is_first = job.control().state == JobState::Running;
+                // A commit switches by itself, unless there is a reason not to.
+                let waits = self.copying.goal() != Goal::Commit || reason.is_some();
+                if let Some(reason) = &reason {
+                    let kind = job.kind.word();
+                    tracing::warn!(disk = job.disk, "the {kind} has not switched: {reason}");
+                    job.control().orders.switches = false;
+                }
+                job.set_state(JobState::Ready, reason);
+                if is_first && waits {
                     context.event_bus.publish(EventKind::JobReady, &job.disk);
                 }
-            }
-            Announcement::Ready(reason) => {
-                job.control().orders.switches = false;
-                job.set_state(JobState::Ready, reason);
             }
             Announcement::Finishing => job.set_state(JobState::Finishing, None),
             Announcement::Failed(reason) => {
@@ -392,6 +397,35 @@ impl Driver {
             }
         }
         Event::Done
+    }
+
+    /// Flushes the source. After a failed fsync, its data may be those before the lost writes, and the target would not know.
+    fn flush_source(&mut self) -> Event {
+        let disk = &self.copying.job.disk;
+        let (job, source) = (
+            Arc::clone(&self.copying.job),
+            Arc::clone(&self.copying.source),
+        );
+        // Much data may be in a cache: only the user decides not to wait for it.
+        let is_wanted = move || {
+            let is_over = job.is_cancelled() || job.has_lost_target();
+            !is_over && !job.orders().accepts_loss
+        };
+        let patient = |io: BlockingIo| io.while_wanted(is_wanted, None);
+        let reason = match Flush::prepare(disk, source, patient) {
+            Err(refusal) => refusal.to_string(),
+            Ok(mut flush) => match flush.run() {
+                Ok(()) => return Event::Done,
+                Err(refusal) => {
+                    // Its I/O may still be in flight.
+                    self.hung.push(flush);
+                    refusal.to_string()
+                }
+            },
+        };
+        Event::Failed(format!(
+            "{reason}; acknowledged writes may be missing in the copy; hint: check the data, then lunette job switch {disk} --force"
+        ))
     }
 
     fn open_flush(&mut self) -> Event {

@@ -434,11 +434,11 @@ impl Job {
         self.changed.notify_all();
     }
 
-    /// Requests the switch of a mirror to its target: now, or as soon as it is complete.
+    /// Requests the switch of a mirror to its target: now, or as soon as it is complete. `accepts_loss`: although the disk cannot be flushed.
     ///
     /// # Errors
     /// If the job has no switch, has failed or has ended.
-    pub fn switch(&self) -> Result<(), Refusal> {
+    pub fn switch(&self, accepts_loss: bool) -> Result<(), Refusal> {
         let mut control = self.control();
         // A commit switches without a request, unless its switch failed once.
         let switches = matches!(self.kind, JobKind::Mirror | JobKind::Commit);
@@ -460,6 +460,11 @@ impl Job {
             return Err(Refusal::Conflict(vec![Fault::new(detail)]));
         }
         (control.orders.switches, control.orders.is_paused) = (true, false);
+        control.orders.accepts_loss = accepts_loss;
+        if control.state == JobState::Ready {
+            // That of the last attempt.
+            control.reason = None;
+        }
         self.changed.notify_all();
         Ok(())
     }
@@ -729,16 +734,20 @@ mod tests {
     #[test]
     fn switch_is_refused_from_the_moment_in_which_the_target_is_given_up() {
         let (job, mirror, jobs) = mirror_job();
-        job.set_state(JobState::Ready, None);
-        job.switch().unwrap();
+        let reason = Some("cannot flush".to_owned());
+        job.set_state(JobState::Ready, reason);
+        job.switch(true).unwrap();
+        assert!(job.orders().accepts_loss && job.body().reason.is_none());
+        job.switch(false).unwrap();
+        assert!(!job.orders().accepts_loss);
         mirror.progress().abandon();
-        assert!(text(job.switch()).contains("the mirror has failed"));
+        assert!(text(job.switch(false)).contains("the mirror has failed"));
 
         job.fail("cannot write to the target");
         let body = job.body();
         assert_eq!(body.state, JobState::Failed);
         assert_eq!(body.reason.as_deref(), Some("cannot write to the target"));
-        let refused = text(job.switch());
+        let refused = text(job.switch(false));
         assert!(
             refused.contains("has failed: cannot write to the target"),
             "{refused}"
@@ -751,7 +760,7 @@ mod tests {
 
         job.set_state(JobState::Failed, None);
         assert!(job.has_ended());
-        assert!(text(job.switch()).contains("cannot write to the target"));
+        assert!(text(job.switch(false)).contains("cannot write to the target"));
     }
 
     #[test]

@@ -298,6 +298,9 @@ pub enum JobAction {
     Switch {
         /// Name of the disk
         disk: String,
+        /// Switch although the disk cannot be flushed; writes that it has lost are missing in the copy
+        #[arg(long)]
+        force: bool,
     },
     /// Cancel a job; its disk stays on its previous device
     Cancel {

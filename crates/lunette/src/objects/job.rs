@@ -11,7 +11,7 @@ use serde_json::json;
 
 use super::arguments::{Ask, DiskBackup, JobAction, JobCommand, Speed};
 use super::table::Table;
-use super::{print_json, read_flags, size_text};
+use super::{force, print_json, read_flags, size_text};
 use crate::failure::{Failure, Outcome};
 
 /// Poll interval while waiting for a job.
@@ -31,8 +31,11 @@ pub fn run(command: JobCommand) -> Outcome {
         JobAction::Pause { disk } => set(ask, &disk, Some(true), None),
         JobAction::Resume { disk } => set(ask, &disk, Some(false), None),
         JobAction::Speed { disk, speed } => set(ask, &disk, None, Some(bytes_of(&speed)?)),
-        JobAction::Switch { disk } => {
-            let path = format!("{}/switch", path(&disk));
+        JobAction::Switch {
+            disk,
+            force: forced,
+        } => {
+            let path = format!("{}/switch{}", path(&disk), force(forced));
             ask.daemon.client()?.change(Method::POST, &path, None)?;
             wait(ask, &disk, Until::Ended)
         }

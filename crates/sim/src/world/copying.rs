@@ -300,6 +300,10 @@ impl World {
             }
             Action::Announce(_) | Action::Check | Action::OpenFlush => Event::Done,
             Action::Publish => self.publish(copying),
+            Action::FlushSource => {
+                let flushed = self.run_on(copying, Device::Source, &IoRequest::flush(), 0);
+                flushed.map_or(Event::Done, result)
+            }
             Action::Flush => self.flush_target(copying),
             Action::Complete => self.complete(copying),
             Action::Abandon => {
