@@ -188,7 +188,7 @@ impl<S: Storage> Image<S> {
     }
 
     /// Makes an L2 table private to the active L1 table and loads it.
-    fn own_table(&mut self, table: usize) -> Result<()> {
+    pub(crate) fn own_table(&mut self, table: usize) -> Result<()> {
         let bits = self.header.cluster_bits;
         self.load_table(table)?;
         let old = self.map.l1_entry(table);
@@ -373,7 +373,8 @@ impl<S: Storage> Image<S> {
         self.write_all(&mut changes)
     }
 
-    fn write_all(&mut self, changes: &mut Vec<Change>) -> Result<()> {
+    /// Writes and publishes changes of one L2 table, sorted by offset. Leaves none of them in `changes`.
+    pub(crate) fn write_all(&mut self, changes: &mut Vec<Change>) -> Result<()> {
         let failed = self.write_entries(std::mem::take(changes));
         match failed.into_iter().next() {
             None => Ok(()),

@@ -2,9 +2,12 @@
 
 use std::sync::Arc;
 
+use crate::allocate::Change;
+use crate::entry::L2Entry;
 use crate::header::{L1_FIELD, SIZE_FIELD};
 use crate::image::new_map;
 use crate::map::Mapping;
+use crate::subclusters::Subclusters;
 use crate::{Backing, Error, Image, Result, Storage, io};
 
 /// Limit as in QEMU.
@@ -75,11 +78,40 @@ impl<S: Storage> Image<S> {
         if old < whole {
             self.zero_within(old, whole - old, covered, &mut backing)?;
         }
-        if whole < covered.min(size) {
-            let end = covered.next_multiple_of(cluster).min(size);
+        // The L2 table of the old end may have stale entries beyond it. With a raw data file, all entries stay, and the file is zeroed.
+        let stale_end = match self.header.is_data_file_raw() {
+            true => whole,
+            false => old.next_multiple_of(self.header.l2_span()).min(size),
+        };
+        let covered_end = covered.min(size).next_multiple_of(cluster).min(size);
+        let end = stale_end.max(covered_end);
+        if whole < stale_end {
+            self.clear_damaged(whole, stale_end)?;
+        }
+        if whole < end {
             self.zero_clusters(whole, end - whole, covered)?;
         }
         Ok(())
+    }
+
+    /// Clears damaged entries of new clusters in one L2 table. What they refer to stays counted.
+    fn clear_damaged(&mut self, from: u64, to: u64) -> Result<()> {
+        let (table, _) = self.map.place(from);
+        self.load_table(table)?;
+        let offsets = (from..to).step_by(self.header.cluster_bytes() as usize);
+        let damaged = offsets.filter(|offset| self.entry(*offset) == L2Entry::Bad);
+        let cleared = damaged.map(|offset| Change {
+            offset,
+            entry: 0,
+            parts: Subclusters::NONE,
+            given_up: None,
+        });
+        let mut changes: Vec<Change> = cleared.collect();
+        if changes.is_empty() {
+            return Ok(());
+        }
+        self.own_table(table)?;
+        self.write_all(&mut changes)
     }
 
     /// Zeroes a part of one cluster.

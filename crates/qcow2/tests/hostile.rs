@@ -3,9 +3,9 @@
 mod common;
 
 use common::hostile::use_in_every_way;
-use common::{Recorded, write};
+use common::{Bytes, Recorded, read, write};
 use fastrand::Rng;
-use qcow2::{CreateOptions, Image, Mapping, OpenOptions, Repair, create};
+use qcow2::{Backing, CreateOptions, Image, Mapping, OpenOptions, Repair, create};
 
 /// Creates an image with tables, data and zeroes.
 fn image(random: &mut Rng) -> Vec<u8> {
@@ -123,6 +123,57 @@ fn l1_entry_with_a_flag_and_no_table_is_unallocated() {
         Image::check(&storage, Repair::All).unwrap();
         let report = Image::check(&storage, Repair::Nothing).unwrap();
         assert!(report.is_clean(), "{report:?}");
+    }
+}
+
+/// Another program has cut the disk by its header alone: its L2 table has valid and damaged entries beyond the end.
+#[test]
+fn growth_clears_entries_beyond_the_old_end() {
+    const CLUSTER: u64 = 1 << 16;
+    for (extended_l2, backing) in [(false, 0), (true, 0), (false, 14), (true, 14)] {
+        let storage = Recorded::default();
+        let options = CreateOptions {
+            extended_l2,
+            ..CreateOptions::new(20 * CLUSTER)
+        };
+        create(&&storage, &options).unwrap();
+        let mut image = Image::open(&storage, OpenOptions::READ_WRITE).unwrap();
+        for cluster in [0, 10, 12, 17] {
+            let content = vec![9; CLUSTER as usize];
+            write(&mut image, &mut None, cluster * CLUSTER, &content).unwrap();
+        }
+        image.close().unwrap();
+        drop(image);
+        let mut bytes = storage.bytes();
+        bytes[24..32].copy_from_slice(&(10 * CLUSTER - 512).to_be_bytes());
+        let be64 = |bytes: &[u8], at: usize| {
+            u64::from_be_bytes(bytes[at..at + 8].try_into().unwrap()) & !(1 << 63)
+        };
+        let l1 = be64(&bytes, 40) as usize;
+        let entry_bytes = 8 << usize::from(extended_l2);
+        let damaged = be64(&bytes, l1) as usize + 15 * entry_bytes;
+        bytes[damaged] = 1;
+
+        let storage = Recorded::of(bytes);
+        let mut image = Image::open(&storage, OpenOptions::READ_WRITE).unwrap();
+        let mut below = (backing > 0).then(|| Bytes(vec![5; (backing * CLUSTER) as usize]));
+        let resized = {
+            let below = below.as_mut().map(|below| below as &mut dyn Backing);
+            image.resize(20 * CLUSTER, below)
+        };
+        let case = format!("extended {extended_l2}, backing image of {backing} clusters");
+        resized.unwrap_or_else(|error| panic!("{case}: {error}"));
+        let mut content = vec![1; (10 * CLUSTER + 512) as usize];
+        read(&mut image, &mut below, 10 * CLUSTER - 512, &mut content);
+        let stale = content.iter().position(|byte| *byte != 0);
+        assert_eq!(stale, None, "{case}");
+        let mut first = [0; 512];
+        read(&mut image, &mut below, 0, &mut first);
+        assert_eq!(first, [9; 512], "{case}");
+        image.close().unwrap();
+        drop(image);
+        let report = Image::check(&storage, Repair::Nothing).unwrap();
+        assert_eq!((report.leaks, report.corruptions), (0, 0), "{case}");
     }
 }
 
