@@ -17,6 +17,7 @@ mod mail;
 mod ranges;
 mod slots;
 mod sync;
+mod word_pairs;
 
 #[path = "../../bdev/src/bucket.rs"]
 mod bucket;
@@ -32,6 +33,8 @@ mod range_lock;
 mod slot;
 #[path = "../../latency/src/word.rs"]
 mod word;
+#[path = "../../qcow2/src/word_pair.rs"]
+mod word_pair;
 
 // The source files find `uring::Event` in this crate.
 extern crate self as uring;
@@ -45,6 +48,7 @@ pub use mail::{
 };
 pub use ranges::{closed_disk_is_its_closers_alone, held_range_is_its_holders_alone};
 pub use slots::range_is_never_a_mixture_of_two_mappings;
+pub use word_pairs::lookup_never_combines_words_of_two_clusters;
 
 /// The worker in the model of its mailbox.
 #[derive(Default)]

@@ -39,3 +39,8 @@ fn range_is_never_a_mixture_of_two_mappings() {
 fn counts_grow_and_are_exact_when_the_owner_has_ended() {
     models::counts_grow_and_are_exact_when_the_owner_has_ended();
 }
+
+#[test]
+fn lookup_never_combines_words_of_two_clusters() {
+    models::lookup_never_combines_words_of_two_clusters();
+}

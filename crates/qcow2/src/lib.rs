@@ -43,6 +43,8 @@ mod reserve;
 mod resize;
 mod snapshots;
 mod subclusters;
+mod sync;
+mod word_pair;
 
 use std::io;
 

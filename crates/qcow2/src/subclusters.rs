@@ -4,11 +4,10 @@
 //! Readers of the map load both words without a lock. The owner stores them in such an order that each new word, combined with the other
 //! old word, reads either as the old or as the new cluster: see [`Image::store_entry`].
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use crate::allocate::Change;
 use crate::entry::{self, L2Entry};
-use crate::{Backing, Image, Result, Storage, io};
+use crate::sync::{AtomicU64, Ordering};
+use crate::{Backing, Image, Result, Storage, io, word_pair};
 
 /// Number of subclusters per cluster.
 pub(crate) const PER_CLUSTER: u64 = 32;
@@ -58,14 +57,8 @@ impl Subclusters {
 /// Loads a consistent pair of both words of an entry.
 #[inline]
 pub(crate) fn load_both(words: &[AtomicU64], index: usize) -> (u64, Subclusters) {
-    let (entry, parts) = (&words[2 * index], &words[2 * index + 1]);
-    loop {
-        let before = parts.load(Ordering::Acquire);
-        let found = entry.load(Ordering::Acquire);
-        if parts.load(Ordering::Acquire) == before {
-            return (found, Subclusters(before));
-        }
-    }
+    let (entry, parts) = word_pair::load(words, index);
+    (entry, Subclusters(parts))
 }
 
 impl<S: Storage> Image<S> {
@@ -82,7 +75,7 @@ impl<S: Storage> Image<S> {
 
     /// Publishes an entry to readers of the map.
     ///
-    /// A reader has loaded the second word, the first word, and the second word again without a change ([`load_both`]).
+    /// A reader has loaded the second word and the first word, and both again without a change ([`load_both`]).
     /// - A cluster that becomes zeroes: the first word is stored last. With the old first word, the new second word reads as zeroes.
     /// - Compressed clusters have no subclusters. With all subclusters allocated, the old first word still reads as compressed.
     /// - In all other cases the new cluster contains the old cluster's data in the subclusters that the old second word refers to.
@@ -91,14 +84,13 @@ impl<S: Storage> Image<S> {
             words[index].store(change.entry, Ordering::Release);
             return;
         }
-        let (entry, parts) = (&words[2 * index], &words[2 * index + 1]);
-        let old = self.header.decode_entry(entry.load(Ordering::Acquire));
+        let old = words[2 * index].load(Ordering::Acquire);
+        let old = self.header.decode_entry(old);
+        let new = (change.entry, change.parts.0);
         if change.entry == 0 || matches!(old, L2Entry::Compressed { .. }) {
-            parts.store(change.parts.0, Ordering::Release);
-            entry.store(change.entry, Ordering::Release);
+            word_pair::store_first_word_last(words, index, new);
         } else {
-            entry.store(change.entry, Ordering::Release);
-            parts.store(change.parts.0, Ordering::Release);
+            word_pair::store_second_word_last(words, index, new);
         }
     }
 
