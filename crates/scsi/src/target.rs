@@ -216,6 +216,19 @@ impl Target {
         }
     }
 
+    /// Returns `report` of the present map, and removes REPORTED LUNS DATA HAS CHANGED unless it fails. Both happen under the lock of the
+    /// map, so that the unit attention of a change remains pending unless the report contains the change.
+    pub(crate) fn report_luns<T>(
+        &self,
+        nexus: &Nexus,
+        report: impl FnOnce(&LunMap) -> Result<T, Sense>,
+    ) -> Result<T, Sense> {
+        let state = lock(&self.state);
+        let reported = report(&state.map)?;
+        nexus.clear_attention_everywhere(SenseCode::LUNS_CHANGED);
+        Ok(reported)
+    }
+
     /// Creates an I_T nexus: a session or a controller's connection, possibly shared by several workers. Each logical unit gets a POWER ON
     /// unit attention for it.
     pub fn attach_nexus(&self, initiator: TransportId, port: Arc<TargetPort>) -> Arc<Nexus> {
@@ -344,8 +357,8 @@ impl TargetView {
             }
         };
         match self.unit(command.lun) {
-            Some(unit) => commands::begin(&self.map, unit, command, cdb),
-            None => commands::begin_without_unit(&self.map, command, cdb),
+            Some(unit) => commands::begin(self, unit, command, cdb),
+            None => commands::begin_without_unit(&self.target, command, cdb),
         }
     }
 

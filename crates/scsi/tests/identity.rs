@@ -276,6 +276,36 @@ fn new_lun_is_reported_on_others_until_report_luns() {
     );
 }
 
+/// A worker that has not yet seen a change of the map must not report the old list and remove the unit attention.
+#[test]
+fn report_luns_through_an_older_view_lists_the_present_units() {
+    let mut bed = Bed::new(512, 2048);
+    let cdb = [0xa0, 0, 0, 0, 0, 0, 0, 0, 0, 64, 0, 0];
+    for lun in [Lun::unit(0), Lun::unit(7), Lun::REPORT_LUNS] {
+        let report = |view: &TargetView, bed: &mut Bed| {
+            let plan = view.begin(&Command {
+                nexus: &bed.nexus,
+                lun,
+                cdb: &cdb,
+                attribute: TaskAttribute::Simple,
+                data_out_length: 0,
+                data_in_length: 64,
+            });
+            bed.carry_out(plan, &[], 64).data
+        };
+        let before = bed.target.view();
+        bed.add(1, info(512, 8, 1), false);
+        let during = bed.target.view();
+        assert_eq!(report(&before, &mut bed)[..4], [0, 0, 0, 16]);
+        let ready = bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0);
+        assert_eq!(ready.status, Status::Good);
+        bed.target.detach_unit(1);
+        assert_eq!(report(&during, &mut bed)[..4], [0, 0, 0, 8]);
+        let ready = bed.run(0, &[0, 0, 0, 0, 0, 0], &[], 0);
+        assert_eq!(ready.status, Status::Good);
+    }
+}
+
 #[test]
 fn a_missing_lun_answers_inquiry_report_luns_and_request_sense_only() {
     let mut bed = Bed::new(512, 2048);

@@ -43,7 +43,8 @@ pub(super) fn extended_copy(c: &Context<'_>) -> Planned {
     if length > 48 + 2 * DESCRIPTORS_LENGTH_MAX {
         return Err(length_error());
     }
-    let (map, unit, nexus) = (c.map.clone(), Arc::clone(c.unit), Arc::clone(c.nexus));
+    let map = c.view.map().clone();
+    let (unit, nexus) = (Arc::clone(c.unit), Arc::clone(c.nexus));
     Ok(Pending::plan(
         length as u64,
         c.data_out,

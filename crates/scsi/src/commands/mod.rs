@@ -46,7 +46,7 @@ use crate::plan::{Answering, DirectIo, Plan};
 use crate::response::{Residual, Response, Status};
 use crate::sense::{Sense, SenseCode, SenseKey};
 use crate::table::{self, Access};
-use crate::target::LunMap;
+use crate::target::TargetView;
 use crate::unit_state::Operation;
 
 pub(crate) use overwriting::resume as resume_operation;
@@ -60,7 +60,7 @@ pub(crate) type Planned = Result<Plan, Sense>;
 
 /// Input of a command's function.
 pub(crate) struct Context<'a> {
-    pub map: &'a LunMap,
+    pub view: &'a TargetView,
     pub unit: &'a Arc<LogicalUnit>,
     pub nexus: &'a Arc<Nexus>,
     /// Number of the unit's LUN.
@@ -156,7 +156,7 @@ pub(crate) fn plain_parameters(
 
 #[inline]
 pub(crate) fn begin(
-    map: &LunMap,
+    view: &TargetView,
     unit: &Arc<LogicalUnit>,
     command: &Command<'_>,
     cdb: &Cdb,
@@ -168,7 +168,7 @@ pub(crate) fn begin(
     }
     match begin_direct(unit, command, cdb) {
         Some(io) => Plan::Io(io),
-        None => begin_general(map, unit, command, cdb),
+        None => begin_general(view, unit, command, cdb),
     }
 }
 
@@ -214,10 +214,15 @@ pub(crate) fn refuse(unit: &LogicalUnit, command: &Command<'_>, sense: Sense) ->
 }
 
 #[inline(never)]
-fn begin_general(map: &LunMap, unit: &Arc<LogicalUnit>, command: &Command<'_>, cdb: &Cdb) -> Plan {
+fn begin_general(
+    view: &TargetView,
+    unit: &Arc<LogicalUnit>,
+    command: &Command<'_>,
+    cdb: &Cdb,
+) -> Plan {
     let word = unit.word();
     let context = Context {
-        map,
+        view,
         unit,
         nexus: command.nexus,
         lun: match command.lun.address() {

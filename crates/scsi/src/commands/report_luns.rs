@@ -3,19 +3,23 @@
 use super::{Context, Planned};
 use crate::command::{Cdb, be32};
 use crate::lun::Lun;
+use crate::nexus::Nexus;
 use crate::plan::Plan;
 use crate::response::Response;
-use crate::sense::{Sense, SenseCode};
-use crate::target::LunMap;
+use crate::sense::Sense;
+use crate::target::{LunMap, Target};
 
 pub(super) fn report_luns(c: &Context<'_>) -> Planned {
-    let response = report(c.map, c.cdb)?;
-    c.nexus.clear_attention_everywhere(SenseCode::LUNS_CHANGED);
-    Ok(Plan::Done(response))
+    Ok(Plan::Done(current(c.view.target(), c.nexus, c.cdb)?))
+}
+
+/// Returns the present list, and removes the unit attention that announced it. The worker's view may have an older map.
+pub(super) fn current(target: &Target, nexus: &Nexus, cdb: &Cdb) -> Result<Response, Sense> {
+    target.report_luns(nexus, |map| report(map, cdb))
 }
 
 /// Returns the list selected by SELECT REPORT. No unit here is administrative or part of a conglomerate.
-pub(super) fn report(map: &LunMap, cdb: &Cdb) -> Result<Response, Sense> {
+fn report(map: &LunMap, cdb: &Cdb) -> Result<Response, Sense> {
     let units = map.iter().map(|(number, _)| Lun::unit(number));
     let luns: Vec<Lun> = match cdb[2] {
         0x00 => units.collect(),

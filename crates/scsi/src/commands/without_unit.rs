@@ -13,7 +13,7 @@ use crate::nexus::TargetPort;
 use crate::plan::{Answering, Plan};
 use crate::response::Response;
 use crate::sense::{Sense, SenseCode, SenseKey};
-use crate::target::LunMap;
+use crate::target::Target;
 
 /// Object addressed by a LUN without a logical unit.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -23,7 +23,7 @@ enum AddressedObject {
 }
 
 #[cold]
-pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb) -> Plan {
+pub(crate) fn begin_without_unit(target: &Target, command: &Command<'_>, cdb: &Cdb) -> Plan {
     let stand = match command.lun.address() {
         LunAddress::ReportLuns => AddressedObject::ReportLunsUnit,
         LunAddress::Unit(_) | LunAddress::Unknown => AddressedObject::MissingLun,
@@ -34,12 +34,7 @@ pub(crate) fn begin_without_unit(map: &LunMap, command: &Command<'_>, cdb: &Cdb)
         .and_then(|()| match cdb[0] {
             INQUIRY => stand.inquiry(command.nexus.port(), cdb),
             REQUEST_SENSE => Ok(stand.request_sense(cdb)),
-            REPORT_LUNS => {
-                command
-                    .nexus
-                    .clear_attention_everywhere(SenseCode::LUNS_CHANGED);
-                report_luns::report(map, cdb)
-            }
+            REPORT_LUNS => report_luns::current(target, command.nexus, cdb),
             _ => Ok(Response::good()),
         })
         .unwrap_or_else(Response::check);
