@@ -58,6 +58,8 @@ struct ImageSlot {
     /// Bytes done, from the start of the I/O.
     done: u64,
     waits: Waits,
+    /// Zeroing of clusters was to be cancelled. The I/O ends after the command in progress.
+    is_aborted: bool,
     generation: u64,
 }
 
@@ -157,11 +159,12 @@ impl ImageChannel {
             buffer: IoBuffer::default(),
             done: 0,
             waits: Waits::Nothing,
+            is_aborted: false,
             generation,
         });
         let slot = &mut self.slots[index];
         (slot.tag, slot.io, slot.generation) = (tag, *io, generation);
-        (slot.done, slot.waits) = (0, Waits::Nothing);
+        (slot.done, slot.waits, slot.is_aborted) = (0, Waits::Nothing, false);
         index
     }
 
@@ -542,7 +545,10 @@ impl ImageChannel {
                 }
                 Ok(bytes) => {
                     self.take_answer(index, &bytes);
-                    self.advance(ring, index)
+                    match self.ends_early(index) {
+                        true => Some(Err(IoErrorKind::Cancelled.into())),
+                        false => self.advance(ring, index),
+                    }
                 }
                 Err(error) => Some(Err(error)),
             };
@@ -594,6 +600,12 @@ impl ImageChannel {
             _ => {}
         }
         slot.done += bytes;
+    }
+
+    /// Returns true if an aborted I/O has more to do. It must not start that: nothing aborts it again.
+    fn ends_early(&self, index: u32) -> bool {
+        let slot = &self.slots[index];
+        slot.is_aborted && (slot.done < slot.io.length || self.shared.is_durable(&slot.io))
     }
 }
 
@@ -695,8 +707,8 @@ impl IoChannel for ImageChannel {
         }
     }
 
-    /// Cancels I/O that waits for the owner at once; a later answer is dropped. Zeroing of clusters is not cancelled: the owner could
-    /// execute it after the end of the I/O, over later writes.
+    /// Cancels I/O that waits for the owner at once; a later answer is dropped. Zeroing of clusters is cancelled when the owner has answered:
+    /// it could execute it after the end of the I/O, over later writes.
     fn abort(&mut self, ring: &mut Ring, tag: Tag) {
         let named = |slot: &ImageSlot| slot.tag == tag && slot.waits != Waits::Nothing;
         let Some(index) = self.slots.find(named) else {
@@ -715,7 +727,9 @@ impl IoChannel for ImageChannel {
                     backing.channel.abort(ring, below);
                 }
             }
-            Waits::Answer { bytes, .. } if bytes > 0 && self.slots[index].io.modifies() => {}
+            Waits::Answer { bytes, .. } if bytes > 0 && self.slots[index].io.modifies() => {
+                self.slots[index].is_aborted = true;
+            }
             Waits::Answer { token, .. } | Waits::Size { token } => {
                 let inbox = self.image_owner.inbox.inbox();
                 inbox.put(token, Err(IoErrorKind::Cancelled.into()));
