@@ -100,6 +100,12 @@ impl Commands {
         let all = self.running.values().chain(&self.waiting);
         all.filter(|task| task.sink.is_none()).count() < QUERIES_MAX
     }
+
+    /// Returns true if the response to a command is progress for users. A readiness check says nothing about their commands.
+    fn makes_progress(&self, answered: &Task) -> bool {
+        let mut others = self.running.values().chain(&self.waiting);
+        answered.sink.is_some() || others.all(|task| task.sink.is_none())
+    }
 }
 
 /// Reports of the unit in this round.
@@ -402,8 +408,10 @@ impl Attendant {
 
     fn answered(&mut self, mut task: Task, mut done: CommandDone, now: Instant) {
         self.active = now;
-        self.fruitless.is_fruitful = true;
-        self.outage = None;
+        if self.commands.makes_progress(&task) {
+            self.fruitless.is_fruitful = true;
+            self.outage = None;
+        }
         self.reports.has_changed |= is_change(&done) || task.command.changes_unit();
         if ends_others(&done) {
             // The unit reports this to the first command that it begins afterwards. Older ones without a response may be gone.
@@ -710,5 +718,35 @@ fn test_unit_ready() -> Task {
         attempts: Attempts::default(),
         losses: 0,
         is_aborted: false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Ignored;
+
+    impl CommandSink for Ignored {
+        fn ended(&self, _token: u64, _ended: Ended) {}
+    }
+
+    /// A target that answers readiness checks, but no command in flight, is unavailable after `replacement_timeout`.
+    #[test]
+    fn readiness_checks_are_no_progress_for_commands_without_response() {
+        let of_user = || Task {
+            sink: Some(Arc::new(Ignored)),
+            ..test_unit_ready()
+        };
+        let mut commands = Commands::default();
+        assert!(commands.makes_progress(&test_unit_ready()));
+        commands.running.insert(1, test_unit_ready());
+        assert!(commands.makes_progress(&test_unit_ready()));
+        commands.running.insert(2, of_user());
+        assert!(!commands.makes_progress(&test_unit_ready()));
+        assert!(commands.makes_progress(&of_user()));
+        commands.running.clear();
+        commands.waiting.push_back(of_user());
+        assert!(!commands.makes_progress(&test_unit_ready()));
     }
 }
