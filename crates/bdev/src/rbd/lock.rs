@@ -98,7 +98,7 @@ impl TurnLocks for SharedRbd {
         match self.is_closed() {
             // Another client has broken the lock of a lost image.
             true => Ok(()),
-            false => match self.image().wait_for_unlock() {
+            false => match self.cached.release_with(|| self.image().wait_for_unlock()) {
                 // Another client has broken the lock, or an earlier attempt has released it.
                 Err(error) if error.errno() == libc::EINVAL => Ok(()),
                 released => Ok(released?),
