@@ -334,6 +334,16 @@ impl Threads {
         }
     }
 
+    /// Flushes a write cache that the device has enabled.
+    fn flush_new_cache(&self) {
+        let mut flush = UnitCommand {
+            repeatable: true,
+            ..UnitCommand::default()
+        };
+        flush.cdb[0] = scsi::opcode::SYNCHRONIZE_CACHE_10;
+        self.carry_out(&flush);
+    }
+
     /// Queries the device again. With another block size it is another disk, which is not to be used.
     fn requery_unit(&self) {
         let mut known = self.info.lock().unwrap_or_else(PoisonError::into_inner);
@@ -351,8 +361,12 @@ impl Threads {
                 self.close();
             }
             Ok(info) if info != *known => {
+                let gains_cache = info.gains_write_cache(&known);
                 *known = info;
                 self.watch.on_event(UnitEvent::Changed(&known));
+                if gains_cache {
+                    self.flush_new_cache();
+                }
             }
             Ok(_) => {}
             Err(error) => {

@@ -83,6 +83,13 @@ impl UnitInfo {
         }
     }
 
+    /// Returns true if the unit may have a write cache, and had none before. It may have data of writes that ended before this was
+    /// known.
+    pub fn gains_write_cache(&self, before: &UnitInfo) -> bool {
+        let had_none = before.properties.write_cache == Some(false);
+        had_none && self.properties.write_cache != Some(false)
+    }
+
     /// Returns true if the unit has randomly readable and writable blocks, which includes optical units.
     pub fn is_disk(&self) -> bool {
         matches!(self.device_type, DISK | CD_DVD | OPTICAL)
@@ -251,6 +258,26 @@ mod tests {
             naa_of(&page[..cut]);
         }
         assert_eq!(naa_of(&[0, 0x83, 0, 4, 1, 3, 0, 255]), None);
+    }
+
+    #[test]
+    fn unknown_write_cache_counts_as_gained() {
+        let unit = |write_cache| UnitInfo {
+            properties: UnitProperties {
+                write_cache,
+                ..UnitProperties::default()
+            },
+            ..UnitInfo::default()
+        };
+        let gains = |before, now| unit(now).gains_write_cache(&unit(before));
+        assert!(gains(Some(false), Some(true)) && gains(Some(false), None));
+        for (before, now) in [
+            (Some(false), Some(false)),
+            (Some(true), None),
+            (None, Some(true)),
+        ] {
+            assert!(!gains(before, now), "{before:?} {now:?}");
+        }
     }
 
     #[test]

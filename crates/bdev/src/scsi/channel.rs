@@ -27,6 +27,8 @@ struct UnitSlot {
     done: u64,
     /// Bytes of the step in progress.
     step: u64,
+    /// All commands of the I/O were sent with FUA.
+    has_fua: bool,
     /// The final flush of a durable write is in progress.
     is_flushing: bool,
 }
@@ -80,7 +82,7 @@ impl ScsiChannel {
                     .step(&slot.io, slot.done, by_writing, read_out)
             }
         };
-        slot.step = step.bytes;
+        (slot.step, slot.has_fua) = (step.bytes, slot.has_fua && step.has_fua);
         self.shared
             .unit()
             .submit(step.command, sink, u64::from(index));
@@ -134,7 +136,7 @@ impl ScsiChannel {
         }
         slot.done += slot.step;
         if slot.done >= io.length {
-            if !self.shared.profile.flushes_after(&io) {
+            if !self.shared.profile.flushes_after(&io, slot.has_fua) {
                 return Some(Ok(()));
             }
             slot.is_flushing = true;
@@ -182,6 +184,7 @@ impl IoChannel for ScsiChannel {
             buffer: std::mem::take(buffer),
             done: 0,
             step: 0,
+            has_fua: true,
             is_flushing: false,
         });
         self.start(index);

@@ -56,6 +56,8 @@ pub(super) struct UnitStep {
     pub command: UnitCommand,
     /// Bytes of the I/O that the step covers.
     pub bytes: u64,
+    /// The data are durable with the response.
+    pub has_fua: bool,
 }
 
 impl UnitProfile {
@@ -128,6 +130,7 @@ impl UnitProfile {
                 ..UnitCommand::default()
             },
             bytes,
+            has_fua: false,
         };
         match io.kind {
             IoKind::Read => {
@@ -142,10 +145,11 @@ impl UnitProfile {
             IoKind::Write => {
                 let bytes = left.min(self.transfer_max);
                 let mut cdb = cdb16(WRITE_16, block, blocks(bytes));
-                if self.is_durable(io) && self.fua {
-                    cdb[1] = FUA;
-                }
-                step(cdb, read_out(done, bytes), 0, bytes)
+                let has_fua = self.is_durable(io) && self.fua;
+                cdb[1] = if has_fua { FUA } else { 0 };
+                let mut written = step(cdb, read_out(done, bytes), 0, bytes);
+                written.has_fua = has_fua;
+                written
             }
             IoKind::CompareAndWrite => {
                 let cdb = cdb::compare_and_write(block, blocks(io.length) as u8);
@@ -204,7 +208,11 @@ impl UnitProfile {
             repeatable: true,
             ..UnitCommand::default()
         };
-        UnitStep { command, bytes: 0 }
+        UnitStep {
+            command,
+            bytes: 0,
+            has_fua: false,
+        }
     }
 
     /// A unit without SYNCHRONIZE CACHE has nothing to flush, unless it reports a write cache.
@@ -222,11 +230,11 @@ impl UnitProfile {
         io.flags.has(IoFlags::FUA) || self.writes_through()
     }
 
-    /// Returns true if a flush must follow: the unit may have a cache, and lacks FUA or the command has no FUA bit.
-    pub fn flushes_after(&self, io: &IoRequest) -> bool {
-        let is_sent_with_fua = io.kind == IoKind::Write && self.fua;
+    /// Returns true if a flush must follow: the unit may have a cache, and a command of the I/O was sent without FUA. The unit may have
+    /// enabled the cache since.
+    pub fn flushes_after(&self, io: &IoRequest, has_fua: bool) -> bool {
         let may_cache = self.write_cache != Some(false) || self.writes_through();
-        io.modifies() && self.is_durable(io) && may_cache && !is_sent_with_fua
+        io.modifies() && self.is_durable(io) && may_cache && !has_fua
     }
 
     /// Converts GET LBA STATUS data to the block status of a range. Unmapped blocks are holes only if they read as zeroes; blocks without a
@@ -292,6 +300,7 @@ pub(super) fn passed_through(io: &IoRequest, buffer: &IoBuffer) -> UnitStep {
             as_is: true,
         },
         bytes: io.length,
+        has_fua: false,
     }
 }
 
@@ -406,6 +415,11 @@ mod tests {
         })
     }
 
+    /// Returns true if a flush follows the only step of an I/O that is sent and ends now.
+    fn flushes_after(profile: &UnitProfile, io: &IoRequest) -> bool {
+        profile.flushes_after(io, step(profile, io, 0).has_fua)
+    }
+
     #[test]
     fn commands_follow_sbc_and_the_limits_of_the_unit() {
         let profile = UnitProfile::of(&unit());
@@ -428,7 +442,7 @@ mod tests {
             [0x8a, 8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0]
         );
         assert_eq!(written.command.out.len(), 512);
-        assert!(written.command.repeatable && !profile.flushes_after(&write));
+        assert!(written.command.repeatable && !flushes_after(&profile, &write));
 
         let flush = step(&profile, &IoRequest::flush(), 0);
         assert_eq!(
@@ -476,15 +490,15 @@ mod tests {
         let profile = UnitProfile::of(&unit);
         let write = IoRequest::write(0, 512).flagged(IoFlags::FUA);
         assert_eq!(step(&profile, &write, 0).command.cdb[1], 0);
-        assert!(profile.flushes_after(&write));
-        assert!(!profile.flushes_after(&IoRequest::write(0, 512)));
+        assert!(flushes_after(&profile, &write));
+        assert!(!flushes_after(&profile, &IoRequest::write(0, 512)));
         unit.properties.write_cache = Some(false);
-        assert!(!UnitProfile::of(&unit).flushes_after(&write));
+        assert!(!flushes_after(&UnitProfile::of(&unit), &write));
         assert!(UnitProfile::of(&unit).is_flush_needless());
         // A cached unit that cannot be flushed cannot promise durability.
         unit.properties.write_cache = Some(true);
         assert!(
-            UnitProfile::of(&unit).flushes_after(&write)
+            flushes_after(&UnitProfile::of(&unit), &write)
                 && !UnitProfile::of(&unit).is_flush_needless()
         );
     }
@@ -497,14 +511,16 @@ mod tests {
             unit.properties.fua = fua;
             let profile = UnitProfile::of(&unit);
             let write = IoRequest::write(0, 512);
-            assert_eq!(step(&profile, &write, 0).command.cdb[1], 0);
-            assert!(!profile.flushes_after(&write));
+            let before = step(&profile, &write, 0);
+            assert_eq!((before.command.cdb[1], before.has_fua), (0, false));
+            assert!(!flushes_after(&profile, &write));
             profile.must_write_through.store(true, Ordering::Relaxed);
+            assert!(profile.flushes_after(&write, before.has_fua), "in flight");
             let flag = if fua { FUA } else { 0 };
             assert_eq!(step(&profile, &write, 0).command.cdb[1], flag);
-            assert_eq!(profile.flushes_after(&write), !fua);
-            assert!(profile.flushes_after(&IoRequest::write_zeroes(0, 512)));
-            assert!(!profile.flushes_after(&IoRequest::read(0, 512)));
+            assert_eq!(flushes_after(&profile, &write), !fua);
+            assert!(flushes_after(&profile, &IoRequest::write_zeroes(0, 512)));
+            assert!(!flushes_after(&profile, &IoRequest::read(0, 512)));
         }
     }
 

@@ -10,6 +10,7 @@ use block::Backoff;
 use iscsi::initiator::{CommandDone, Request};
 use iscsi::serial::before;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use scsi::opcode;
 
 use super::paths;
 use super::retry::{Attempts, Verdict, ends_others, is_change, is_other_path};
@@ -271,7 +272,8 @@ impl Attendant {
         if now.duration_since(self.active) >= PING_AFTER && self.commands.may_query() {
             // A unit can report a change, or the end of all commands in flight, only in response to a command.
             self.active = now;
-            self.commands.waiting.push_front(test_unit_ready());
+            let check = own_command(opcode::TEST_UNIT_READY);
+            self.commands.waiting.push_front(check);
             depth = depth.max(self.commands.running.len() + 1);
         }
         for _ in 0..self.commands.waiting.len() {
@@ -490,8 +492,9 @@ impl Attendant {
             return Err(answer("INQUIRY", is_another(&info, &self.info)));
         }
         if info != self.info {
-            self.info = info;
+            let before = std::mem::replace(&mut self.info, info);
             (self.observer)(UnitEvent::Changed(&self.info));
+            self.flush_new_cache(&before);
         }
         match has_better {
             true => Err(answer(
@@ -499,6 +502,14 @@ impl Attendant {
                 "another path is better".to_owned(),
             )),
             false => Ok(()),
+        }
+    }
+
+    /// Flushes a write cache that the unit has enabled.
+    fn flush_new_cache(&mut self, before: &UnitInfo) {
+        if self.info.gains_write_cache(before) {
+            let flush = own_command(opcode::SYNCHRONIZE_CACHE_10);
+            self.commands.waiting.push_front(flush);
         }
     }
 
@@ -626,7 +637,7 @@ impl Attendant {
             let unit = self.settings.path_address(self.route.path);
             tracing::info!(%unit, seconds = format_args!("{:.1}", waited.as_secs_f32()), "session recovered");
         }
-        self.info = unit.info().clone();
+        let before = std::mem::replace(&mut self.info, unit.info().clone());
         self.unit = Some(unit);
         self.shared.is_up.store(true, Ordering::Release);
         self.active = Instant::now();
@@ -644,6 +655,7 @@ impl Attendant {
             .into_iter()
             .for_each(|task| task.end(Ended::Cancelled));
         (self.observer)(UnitEvent::Up(&self.info));
+        self.flush_new_cache(&before);
     }
 
     fn try_later(&mut self, reason: &str) {
@@ -706,15 +718,17 @@ fn is_another(is: &UnitInfo, was: &UnitInfo) -> String {
     )
 }
 
-/// Creates a TEST UNIT READY command of the thread itself.
-fn test_unit_ready() -> Task {
+/// Creates a command of the thread itself, without parameters.
+fn own_command(operation: u8) -> Task {
+    let mut command = UnitCommand {
+        repeatable: true,
+        ..UnitCommand::default()
+    };
+    command.cdb[0] = operation;
     Task {
         sink: None,
         token: 0,
-        command: UnitCommand {
-            repeatable: true,
-            ..UnitCommand::default()
-        },
+        command,
         attempts: Attempts::default(),
         losses: 0,
         is_aborted: false,
@@ -736,17 +750,18 @@ mod tests {
     fn readiness_checks_are_no_progress_for_commands_without_response() {
         let of_user = || Task {
             sink: Some(Arc::new(Ignored)),
-            ..test_unit_ready()
+            ..own_command(opcode::TEST_UNIT_READY)
         };
+        let check = || own_command(opcode::TEST_UNIT_READY);
         let mut commands = Commands::default();
-        assert!(commands.makes_progress(&test_unit_ready()));
-        commands.running.insert(1, test_unit_ready());
-        assert!(commands.makes_progress(&test_unit_ready()));
+        assert!(commands.makes_progress(&check()));
+        commands.running.insert(1, check());
+        assert!(commands.makes_progress(&check()));
         commands.running.insert(2, of_user());
-        assert!(!commands.makes_progress(&test_unit_ready()));
+        assert!(!commands.makes_progress(&check()));
         assert!(commands.makes_progress(&of_user()));
         commands.running.clear();
         commands.waiting.push_back(of_user());
-        assert!(!commands.makes_progress(&test_unit_ready()));
+        assert!(!commands.makes_progress(&check()));
     }
 }
