@@ -518,7 +518,7 @@ impl Supervisor {
         };
         let completed = Instant::now();
         let continued = continue_guest(&mut destination, continues);
-        let continuing = completed.elapsed();
+        let (continuing, is_continued) = (completed.elapsed(), continued.is_ok());
         self.state.qemu = Some(to.id());
         let old = self.qemu.replace(to);
         self.recipe.qemu = qemu;
@@ -530,12 +530,7 @@ impl Supervisor {
             .and(connected)
             .and_then(|()| wait_until_running(&mut destination, continues))
             .and_then(|()| (checks.connected)(START_LIMIT))
-            .with_context(|| {
-                format!(
-                    "guest {} runs in the new QEMU, but the migration is incomplete",
-                    self.state.name
-                )
-            })?;
+            .with_context(|| incomplete(&self.state.name, is_continued))?;
         Ok(Switched { status, continuing })
     }
 
@@ -608,6 +603,16 @@ fn continue_guest(destination: &mut Qmp, continues: bool) -> Result<()> {
         destination.command("cont", json!({}))?;
     }
     Ok(())
+}
+
+/// Returns the context of an error after the switch.
+fn incomplete(guest: &str, is_continued: bool) -> String {
+    match is_continued {
+        true => format!("guest {guest} runs in the new QEMU, but the migration is incomplete"),
+        false => format!(
+            "guest {guest} is in the new QEMU, which has not continued it; hint: lunette vm monitor {guest} cont"
+        ),
+    }
 }
 
 /// Waits until a guest runs again. A guest that was paused stays paused.

@@ -158,6 +158,8 @@ fn destination_runs_the_guest_only_after_the_source_has_ended() {
         let has_cont = commands.iter().any(|command| command["execute"] == "cont");
         assert_eq!(has_cont, is_sent);
     }
+    assert!(incomplete("g", true).contains("guest g runs"));
+    assert!(incomplete("g", false).ends_with("hint: lunette vm monitor g cont"));
     let checks = Checks {
         connected: &|_| Ok(()),
         disks: &|| Ok(()),
