@@ -73,6 +73,8 @@ struct Marked {
     touched: Vec<SourceId>,
     /// They are removed as soon as they have no requests in flight.
     stopping: Vec<SourceId>,
+    /// [`QUIET`] in ticks.
+    quiet: u64,
 }
 
 /// A worker, as visible to messages.
@@ -138,7 +140,10 @@ impl Worker {
             io,
             slots: Vec::new(),
             added: 0,
-            marked: Marked::default(),
+            marked: Marked {
+                quiet: clock.ticks(QUIET),
+                ..Marked::default()
+            },
             polling: Polling::new(poll, &clock),
             run_delay: RunDelayReader::open(),
             time_use: TimeUse::new(&clock),
@@ -650,7 +655,7 @@ impl Worker {
     /// Makes quiet sources cold after [`Worker::arm_hot`] has enabled their notifications. Otherwise each sleep for a disk
     /// would enable and disable these again. A kick makes a source hot.
     fn cool_quiet(&mut self, now: Stamp) {
-        let (slots, quiet) = (&mut self.slots, self.io.clock().ticks(QUIET));
+        let (slots, quiet) = (&mut self.slots, self.marked.quiet);
         self.marked.hot.retain(|id| {
             let Some(Some(slot)) = slots.get_mut(id.index() as usize) else {
                 return true;
