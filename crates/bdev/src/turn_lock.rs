@@ -24,7 +24,6 @@ use latency::Clock;
 
 use crate::attach::Wake;
 use crate::blocking::BlockingCalls;
-use crate::capabilities::RELEASE_WAIT;
 use crate::{OnTurn, Turn};
 
 /// Delay before a failed release is tried again; doubles up to the maximum.
@@ -210,7 +209,7 @@ pub(crate) fn wait_for_release(device: &dyn TurnLocks, until: Duration) {
     let (mut uses, result) = waited.unwrap_or_else(PoisonError::into_inner);
     if result.timed_out() && uses.state == LockState::Unlocking {
         let service = device.lock_service();
-        let error = format!("no answer within {RELEASE_WAIT:?}; hint: check {service}");
+        let error = format!("no answer yet; hint: check {service}");
         uses.release_error = Some(error.clone());
         drop(uses);
         log_late_release(&device.object(), &error);

@@ -317,7 +317,8 @@ fn end(mut running: Running, context: &ServiceContext) {
     if let Some(receiver) = receiver(context) {
         // The service manager already stores the memory of RAM disks.
         let memory = context.memory.as_ref().filter(|_| is_daemon);
-        running.hand_over(&receiver, memory);
+        // The rest of the time is for the disks and their dirty bitmaps.
+        running.hand_over(&receiver, memory, limit / 2);
         if is_daemon {
             *lock(&waiting) = Some(receiver);
             let is_released = running.release();

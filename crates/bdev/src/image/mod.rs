@@ -31,7 +31,6 @@ use block::{Capacity, DiskInfo, IoFlags, IoRequest};
 use latency::Clock;
 use qcow2::Map;
 
-use crate::capabilities::RELEASE_WAIT;
 use crate::turn_lock::log_late_release;
 use crate::{
     Attach, BlockDevice, CacheMode, Capabilities, CopiedUp, File, FileLock, ImageDevice, IoChannel,
@@ -387,7 +386,7 @@ impl Image {
 }
 
 fn late_close_error() -> String {
-    format!("the image is not written and closed within {RELEASE_WAIT:?}; hint: check its storage")
+    "the image is not written and closed yet; hint: check its storage".to_owned()
 }
 
 impl Drop for Image {

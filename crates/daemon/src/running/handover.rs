@@ -4,8 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
-use bdev::{BlockDevice, Disk, release_deadline};
+use bdev::{BlockDevice, Disk};
 use config::Config;
+use latency::Clock;
 use reactor::OwnedQueue;
 
 use super::Running;
@@ -23,9 +24,9 @@ const QUEUE_WAIT_MAX: Duration = Duration::from_millis(500);
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 
 impl Running {
-    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards. Then waits for the release of locks
-    /// that end with the last use of a disk, because the end of the process would interrupt it.
-    pub fn hand_over(&mut self, to: &Notifier, memory: Option<&DiskMemory>) {
+    /// Hands over sessions, sockets and the memory of RAM disks to `to`. No client is served afterwards. Then waits for at most `lock_wait` for
+    /// the release of locks that end with the last use of a disk, because the end of the process would interrupt it.
+    pub fn hand_over(&mut self, to: &Notifier, memory: Option<&DiskMemory>, lock_wait: Duration) {
         let control = self.control.take().and_then(control::Server::hand_over);
         let api = self.api.take().and_then(control::TcpServer::hand_over);
         let metrics = self.metrics.take().and_then(metrics::Listener::hand_over);
@@ -67,7 +68,7 @@ impl Running {
             }
         }
         // The sessions are stored, so that a slow release ends none of them. One deadline: the lock service of the disks may be the same.
-        let until = release_deadline();
+        let until = Clock::shared().elapsed() + lock_wait;
         let disks = Arc::clone(&self.overview.live().disks);
         for (_, disk) in disks.iter() {
             disk.wait_for_release(until);
