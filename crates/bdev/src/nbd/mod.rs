@@ -406,7 +406,7 @@ impl RemoteDevice for Nbd {
         Ok(())
     }
 
-    /// Without `CAN_MULTI_CONN`, a flush covers only its own connection. Writes of a lost connection are known: see [`Durability`].
+    /// Without `CAN_MULTI_CONN`, a flush covers only its own connection. Writes of a lost connection are known: see `Durability`.
     fn needs_flush_before_close(&self) -> bool {
         let core = &self.export.core;
         let may_have_unflushed = core.info.write_cache && !core.promises.has_multi_conn();
