@@ -330,6 +330,11 @@ fn draw_pictures(
 
 const CASES: &str = "75/25: 75 % reads, 25 % writes; depth: requests in flight of each disk.";
 
+/// Returns the name of a job file without its folders, for pages and pictures that leave this machine.
+fn name_of(file: &Path) -> impl std::fmt::Display + '_ {
+    file.file_name().unwrap_or(file.as_os_str()).display()
+}
+
 /// Describes block sizes and depths of job files, such as `: 1 job, requests of 4 to 64 KiB, 4 in flight of each job`.
 fn requests(cases: &[Case]) -> Option<String> {
     let text = cases.iter().find_map(|case| case.job_file.as_deref())?;
@@ -373,7 +378,7 @@ fn load(arguments: &MatrixArguments) -> String {
         Some(file) => {
             let requests = cases(arguments).ok().and_then(|cases| requests(&cases));
             let requests = requests.unwrap_or_default();
-            format!("the job file {}{requests}", file.display())
+            format!("the job file {}{requests}", name_of(file))
         }
         None => "requests of 4 KiB".to_owned(),
     };
@@ -409,7 +414,7 @@ pub fn run(arguments: &MatrixArguments) -> Outcome {
     cautions.extend(caution(accelerator).map(str::to_owned));
     let mut page = Page {
         title: match &arguments.job {
-            Some(file) => format!("{} in guests", file.display()),
+            Some(file) => format!("{} in guests", name_of(file)),
             None => "The fifteen cases in guests".to_owned(),
         },
         about: report
